@@ -42,7 +42,7 @@ limited() { # COMMAND...: SIGTERM when the time of this call is over; then its s
 }
 
 stage_prepare() {
-    "$SELF" commands tokenizer prepare
+    CHANGES="${CHANGES[*]}" "$SELF" commands tokenizer prepare
 }
 
 stage_pack() {
@@ -52,7 +52,7 @@ stage_pack() {
     # shellcheck disable=SC2086  # several names
     [[ ! $LACKING ]] || "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
         --implementation cp "${platforms[@]}" -c constraints.txt -d "$packed/wheels" $LACKING
-    tar -c -C "$WORK/run" corpus labelled tokenizer file-hashes.json | xz -T0 -8 >"$packed/text.tar.xz"
+    (cd "$WORK/run" && readlink tokenizer corpus labelled | tar -c -T - file-hashes.json) | xz -T0 -8 >"$packed/text.tar.xz"
     tar -c -C "$packed" wheels text.tar.xz | split -b $((ROOM * MIB)) -d -a 2 - "$PACK/piece-"
     local number=0 piece
     (cd "$PACK" && sha256sum piece-*) >"$packed/sums"
@@ -96,7 +96,7 @@ stage_deliver() { # NUMBER: that many times PARTS files
     if ((number == 1)); then
         rm -rf "$parts" "$OUT"
         mkdir -p "$parts"
-        (cd "$WORK/run" && find export pretrained sentiment pretrain finetune teachers -type f ! -name '*.pt' 2>/dev/null |
+        (cd "$WORK/run" && find . -type f \( -path './export/*' -o -path './stages/[pft]*' \) ! -name '*.pt' |
             tar -c -T -) | split -b $((PART * MIB)) -d -a 3 - "$parts/part-"
         (cd "$parts" && sha256sum part-*) >"$parts/sums"
     fi

@@ -8,9 +8,11 @@ import itertools
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -18,20 +20,21 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.errors import BertError
 from model.files import system_remedy
+from model.tokenizer import Tokenizer
 from training.classify.arguments import add_arguments
 from training.classify.command import plan
-from training.corpus.prepare import prepare, prepare_labelled
-from training.corpus.reader import PreparedText
-from training.corpus.tokenizer import make_tokenizer, open_tokenizer
 from training.errors import RunError
+from training.evaluate.classification import load_classifier
 from training.examples.inspect import inspect
 from training.export.run import check_targets, export
-from training.finetune.distill import distill, load_teachers, with_earlier_distill
-from training.finetune.run import finetune, starting_point, train_teachers
-from training.pretrain.run import load_pretrained, pretrain
-from training.recipe import Recipe, load_recipe
+from training.finetune.distill import load_teachers
+from training.finetune.run import check_start
+from training.pretrain.run import load_pretrained
+from training.recipe import load_recipe
 from training.runtime.device import configure_process
-from training.runtime.distributed import world_size
+from training.runtime.distributed import DistContext, distributed, world_size
+from training.runtime.lock import run_lock
+from training.stages import LINKS, Pipeline
 
 logger = logging.getLogger(__name__)
 
@@ -39,91 +42,95 @@ STOPPED = 130
 """Exit status of a run that a signal ended; the same command continues it."""
 
 
-def _prepare(recipe: Recipe) -> None:
-    """The labelled texts first: a wrong label is found before the large text is prepared."""
-    if _is_pretrained(recipe):
-        start, recipe = starting_point(recipe)
-        if recipe.finetune.train:
-            prepare_labelled(recipe, start.tokenizer)
-        return
-    tokenizer = open_tokenizer(recipe)
-    if recipe.finetune.train:
-        prepare_labelled(recipe, tokenizer)
-    folder = prepare(recipe, tokenizer)
-    if (folder / "train").is_dir():
-        text = PreparedText.open(folder / "train")
-        size = f"{text.documents:,} documents with {text.tokens:,} tokens"
-        logger.info(f"{size} in {folder}, unigram entropy {text.unigram_entropy:.2f} nats")
+def _make(command: str) -> Callable[[Pipeline], bool]:
+    """The function of a command that makes stages."""
+
+    def make(pipeline: Pipeline) -> bool:
+        with distributed() if command in PARALLEL else nullcontext(DistContext()) as dist:
+            finished = all(stage.ensure(dist) for stage in pipeline.of(command))
+            if finished and command == "finetune" and dist.is_main:
+                pipeline.keep_best()
+        return finished
+
+    return make
 
 
-def _inspect(recipe: Recipe, examples: int) -> None:
-    print(inspect(recipe, examples))
+def _inspect(pipeline: Pipeline, examples: int) -> None:
+    pipeline.corpus.check()
+    tokenizer = Tokenizer.load(pipeline.tokenizer.folder)
+    print(inspect(pipeline.recipe, tokenizer, pipeline.corpus.folder, examples))
 
 
-def _distill(recipe: Recipe) -> bool:
-    if recipe.distill is None:
-        recipe = with_earlier_distill(recipe)
-    if recipe.distill and not recipe.distill.teacher and not train_teachers(recipe):
-        return False
-    start, recipe = starting_point(recipe)
-    distill(recipe, start.tokenizer)
-    return True
-
-
-def _evaluate(recipe: Recipe, weights: Path | None = None) -> None:
+def _evaluate(pipeline: Pipeline, weights: Path | None = None) -> None:
     from training.report.run import evaluate  # other commands need neither scikit-learn nor matplotlib
 
-    print(evaluate(recipe, weights))
+    print(evaluate(pipeline, weights))
 
 
-def _all(recipe: Recipe) -> bool:
+def _all(pipeline: Pipeline) -> bool:
+    recipe = pipeline.recipe
     check_targets(recipe)  # before hours of training
-    if recipe.pretrain.start:
+    pipeline.all()  # what the recipe names is there
+    if recipe.pretrain.start and pipeline.pretrains:
         load_pretrained(recipe.pretrain.start)
-    if recipe.finetune.pretrained:
-        starting_point(recipe)
-    if recipe.distill and recipe.distill.teacher:
-        load_teachers(recipe)
-    return all(COMMANDS[name][0](recipe) is not False for name in _stages(recipe))
+    teacher = recipe.distill.teacher if recipe.distill else None
+    if teacher:
+        load_classifier(teacher, recipe.finetune)
+    if pipeline.start:
+        check_start(recipe, pipeline.start)
+        if teacher:
+            load_teachers([teacher], recipe.finetune, pipeline.start.tokenizer)
+    return all(COMMANDS[name][0](pipeline) is not False for name in pipeline.commands())
+
+
+def _list(pipeline: Pipeline) -> None:
+    """Print the stages of the recipe, and the results that it does not need."""
+    for stage in pipeline.all():
+        state = "done" if stage.record else "begun" if stage.folder.is_dir() else "missing"
+        print(f"{state:8}{_megabytes(stage.folder):>9}  {stage.folder}")
+    for folder in pipeline.unneeded():
+        print(f"{'unneeded':8}{_megabytes(folder):>9}  {folder}")
+
+
+def _clean(pipeline: Pipeline) -> None:
+    """Remove the results that the recipe does not need."""
+    for folder in pipeline.unneeded():
+        with run_lock(folder), run_lock(folder / "rank-0"):
+            print(f"removing {_megabytes(folder)}  {folder}")
+            shutil.rmtree(folder)
+    for link in (pipeline.recipe.folder / name for name in LINKS):
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+
+
+def _megabytes(folder: Path) -> str:
+    return f"{sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:,.1f} MB"
 
 
 def _classify(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[str]) -> bool:
     planned = plan(parsed, overrides, arguments)
     print(planned.summary, flush=True)
     with logging_redirect_tqdm():
-        return _all(planned.recipe)
+        return _all(Pipeline(planned.recipe))
 
 
-def _is_pretrained(recipe: Recipe) -> bool:
-    """Whether the recipe pretrains nothing: it fine-tunes a network that exists."""
-    return bool(recipe.finetune.pretrained and (recipe.finetune.train or not recipe.corpus.sources))
-
-
-def _stages(recipe: Recipe) -> list[str]:
-    """The commands of `all`, in order."""
-    return [
-        *(("prepare",) if _is_pretrained(recipe) else ("tokenizer", "prepare", "pretrain")),
-        *(("distill",) if recipe.distill and recipe.finetune.train else ()),
-        *(("finetune",) if recipe.finetune.train else ()),
-        *("evaluate", "export"),
-    ]
-
+PARALLEL = ("pretrain", "finetune")
+"""Commands that `torchrun` may start in several processes."""
 
 COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
-    "tokenizer": (make_tokenizer, "learn the vocabulary from the recipe's text"),
-    "prepare": (_prepare, "write the token ids of the text to pretrain on and of the labelled texts"),
-    "pretrain": (pretrain, "train the network on masked words and next sentences"),
-    "distill": (_distill, "let other classifiers label the texts; needs [distill]"),
-    "finetune": (finetune, "train the classifier on labelled texts"),
+    "tokenizer": (_make("tokenizer"), "learn the vocabulary from the recipe's text"),
+    "prepare": (_make("prepare"), "write the token ids of the text to pretrain on and of the labelled texts"),
+    "pretrain": (_make("pretrain"), "train the network on masked words and next sentences"),
+    "distill": (_make("distill"), "let other classifiers label the texts; needs [distill]"),
+    "finetune": (_make("finetune"), "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets beside baselines"),
     "export": (export, "write the checkpoint directories that are served"),
     "all": (_all, "run the commands above that the recipe needs; nothing is trained twice"),
     "inspect": (_inspect, "print training examples with their masks and labels, and the share of each kind"),
+    "list": (_list, "print the results that the recipe has, lacks and does not need"),
+    "clean": (_clean, "remove results of other settings from the run's folder; see list"),
 }
 """Name -> function and its help. The function returns False if a signal ended it early."""
-
-PARALLEL = ("pretrain", "finetune")
-"""Commands that `torchrun` may start in several processes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finished = _run(parsed, overrides, arguments)
     except torch.OutOfMemoryError as error:
         is_training = parsed.command in (*PARALLEL, "all", "classify")
-        advice = "\nlower micro_batch_tokens, and give the run another name" * is_training
+        advice = "\nlower micro_batch_tokens" * is_training
         print(f"error: {error}{advice}", file=sys.stderr)
         return 1
     except BertError as error:
@@ -193,8 +200,9 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     recipe = load_recipe(parsed.recipe, [*places, *boards, *overrides])
     options = {name: value for name, value in vars(parsed).items() if name in ("examples", "weights")}
     with logging_redirect_tqdm():
-        finished = COMMANDS[parsed.command][0](recipe, **options) is not False
-    following = dict(itertools.pairwise(_stages(recipe))).get(parsed.command)
+        pipeline = Pipeline(recipe)
+        finished = COMMANDS[parsed.command][0](pipeline, **options) is not False
+    following = dict(itertools.pairwise(pipeline.commands())).get(parsed.command)
     if finished and following and not options.get("weights") and os.environ.get("RANK", "0") == "0":
         logger.info("next: %s", shlex.join(["python", "-m", "training", following, *arguments[1:]]))
     return finished

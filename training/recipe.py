@@ -232,6 +232,9 @@ class PretrainConfig(_Strict):
     start: Path | None = None
     """Checkpoint directory to start from, instead of random weights. Its shape and vocabulary replace `[model]` and
     `[tokenizer]`. Use another `seed` than the run that made it, because the same examples would come first again."""
+    before_decay: Path | None = None
+    """File `before-decay.pt` of a run with a smaller budget and otherwise equal settings: the state before its learning
+    rate fell, from which this run goes on."""
     tokens: Positive | None = 5_000_000
     """Budget in tokens. The learning rate reaches 0 at its end."""
     minutes: Annotated[float, Field(gt=0)] | None = None
@@ -419,11 +422,9 @@ class Recipe(_Strict):
     model: ModelConfig = ModelConfig()
     pretrain: PretrainConfig = PretrainConfig()
     distill: DistillConfig | None = None
-    """If absent, fine-tuning learns from labels only, or as an earlier `distill` of this run said."""
+    """If absent, fine-tuning learns from labels only."""
     finetune: FinetuneConfig = FinetuneConfig()
     export: ExportConfig = ExportConfig()
-    _hub_cache: Path | None = None
-    """Of the run in whose folder this run is."""
 
     @property
     def folder(self) -> Path:
@@ -433,13 +434,7 @@ class Recipe(_Strict):
     @property
     def hub_cache(self) -> Path:
         """Where this run keeps a copy of the rows that the hub has streamed."""
-        return self._hub_cache or self.folder / "hub"
-
-    def inside(self, name: str, **changes: Any) -> Recipe:
-        """The recipe of a run in this run's folder, with the same copies of the hub's rows."""
-        made = self.model_copy(update={"name": name, "run": self.folder, **changes})
-        made._hub_cache = self.hub_cache
-        return made
+        return self.folder / "hub"
 
     def exported(self, name: str) -> Path:
         """Where `export` writes the model `pretrained` or `sentiment`."""
@@ -641,26 +636,6 @@ def read_resolved(folder: Path) -> Recipe | None:
         return Recipe.model_validate_json((folder / RESOLVED).read_text(encoding="utf-8"), extra="ignore")
     except (OSError, ValidationError):
         return None
-
-
-def with_earlier(recipe: Recipe, folder: Path, *tables: str) -> Recipe:
-    """The recipe with the tables, and overrides of them, that an earlier command of the run used: later commands need
-    not repeat the overrides.
-
-    Args:
-        folder: of the earlier stage; without a `recipe.json` the recipe is returned as it is.
-        tables: such as `pretrain`.
-    """
-    earlier = read_resolved(folder)
-    if earlier is None:
-        return recipe
-
-    def is_earlier(override: str) -> bool:
-        return override.partition("=")[0].partition(".")[0] in tables
-
-    overrides = [o for o in earlier.overrides if is_earlier(o)] + [o for o in recipe.overrides if not is_earlier(o)]
-    changes: dict[str, Any] = {name: getattr(earlier, name) for name in tables}
-    return recipe.model_copy(update=changes | {"overrides": tuple(overrides)})
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:

@@ -17,6 +17,7 @@ import torch
 from model import BertForPreTraining, BertForSequenceClassification, load_checkpoint
 from tests.training.texts import review, story
 from training.recipe import load_recipe
+from training.stages import Pipeline
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "experiments" / "lent_gpu.sh"
@@ -92,6 +93,8 @@ def test_lent_gpu_from_texts_to_checkpoints_that_come_back_in_parts(data: Path, 
     succeeds("join", WORK=here, OUT=out)
     for name in ("pretrained", "sentiment"):
         assert load_checkpoint(here / "run" / "export" / name).config.num_hidden_layers == 2
+    recipe = load_recipe("shipped", [f"run={here}", "name=run", f"data={data}", *SMALL])
+    assert set(Pipeline(recipe).models()) == {"pretrained", "sentiment"}, "evaluate finds them"
     next(out.glob("part-*")).write_bytes(b"damaged")
     assert "parts are missing or damaged" in run("join", WORK=here, OUT=out).stderr
 

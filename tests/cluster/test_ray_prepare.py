@@ -32,7 +32,8 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def prepared(root: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    folder = prepare(recipe(root).model_copy(update={"run": root / (address or "local")}), TOKENIZER)
+    folder = root / (address or "local")
+    prepare(recipe(root), TOKENIZER, folder)
     return contents(folder)
 
 

@@ -17,6 +17,7 @@ from tests.training.commands import ROOT
 from tests.training.conftest import MakeRecipe, data, make_recipe_in, prepared, recipe_file  # noqa: F401 (fixtures)
 from tests.training.loop.test_distributed import EVERY_STEP, SETTINGS, alone, arguments, assert_same_curve  # noqa: F401
 from training.recipe import Recipe
+from training.stages import Pipeline
 
 pytest.importorskip("ray", reason="needs the extra `cluster`: run make test-cluster")
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -42,7 +43,7 @@ def test_rank_that_dies_is_started_again_and_the_curve_is_that_of_one_process(
     environment = os.environ | {"RAY_ADDRESS": cluster.address, "HOME": str(tmp_path)}
     with output.open("w") as file:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
-    while not list((recipe.folder / "pretrain").glob("state-*.pt")):
+    while not list(Pipeline(recipe).pretrain.folder.glob("state-*.pt")):
         assert process.poll() is None, output.read_text()
         assert time.monotonic() < end, output.read_text()
         time.sleep(0.01)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.tokenizer import Tokenizer
+from tests.training.stages import made
 from tests.training.texts import review, story
-from training.corpus.prepare import prepare
-from training.corpus.tokenizer import make_tokenizer
 from training.recipe import Recipe, load_recipe
+from training.runtime.distributed import DistContext
+from training.stages import Pipeline
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -81,7 +81,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, recipe_file: Path, data: 
     """A `run` folder with the tiny recipe's tokenizer and corpus."""
     run = tmp_path_factory.mktemp("prepared")
     recipe = load_recipe(str(recipe_file), [f"data={data}", f"run={run}"])
-    prepare(recipe, Tokenizer.load(make_tokenizer(recipe)))
+    assert made(recipe, "tokenizer")
+    assert Pipeline(recipe).corpus.ensure(DistContext())
     return run
 
 
@@ -90,7 +91,7 @@ def make_recipe_in(prepared: Path, recipe_file: Path, data: Path) -> MakeRecipe:
     """The tiny recipe with overrides, in a run folder that gets a copy of the prepared corpus."""
 
     def make(run: Path, *overrides: str) -> Recipe:
-        shutil.copytree(prepared / "tiny", run / "tiny")
+        shutil.copytree(prepared / "tiny", run / "tiny", symlinks=True)
         return load_recipe(str(recipe_file), [f"data={data}", f"run={run}", *overrides])
 
     return make

@@ -10,20 +10,21 @@ import torch
 
 from model import Tokenizer, load_checkpoint
 from tests.training.conftest import MakeRecipe
+from tests.training.stages import made
 from tests.training.texts import squeezed
 from training.corpus.reader import PreparedText
 from training.examples.loader import MicroBatches, iterate_batches
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
-from training.finetune.run import finetune
+from training.loop.checkpoint import BEFORE_DECAY
 from training.loop.log import RunLog
 from training.loop.trainer import TrainConfig, Trainer
-from training.pretrain.run import new_model, pretrain
+from training.pretrain.run import new_model
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe
-from training.report.run import evaluate
 from training.runtime.device import maybe_compile
 from training.runtime.distributed import DistContext
+from training.stages import Pipeline
 
 pytestmark = [
     pytest.mark.cuda,
@@ -76,24 +77,26 @@ def test_trainer_with_a_switch_on_has_the_same_losses(make_recipe_in: MakeRecipe
 
 def test_pretrain_learns_and_continues_with_a_larger_budget(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(*SHAPE, "pretrain.learning_rate=0.01", "pretrain.tokens=51200")
-    assert pretrain(recipe)
-    log = RunLog(recipe.folder / "pretrain" / "log.jsonl")
-    losses = [line["mlm_loss"] for line in log if line["event"] == "train"]
+    assert made(recipe, "pretrain")
+    folder = Pipeline(recipe).pretrain.folder
+    losses = [line["mlm_loss"] for line in RunLog(folder / "log.jsonl") if line["event"] == "train"]
     assert losses[-1] < min(losses[0], math.log(200) - 1), "below that of a uniform guess"
     assert load_checkpoint(recipe.folder / "pretrained").config.hidden_size == 64
-    more = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update={"tokens": 64000})})
-    assert pretrain(more)
-    assert list(log)[-1]["tokens"] == 64000
+    changes = {"tokens": 64000, "before_decay": folder / BEFORE_DECAY}
+    more = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=changes)})
+    assert made(more, "pretrain")
+    log = list(RunLog(recipe.folder / "pretrain" / "log.jsonl"))
+    assert min(line["step"] for line in log if line["event"] == "train") > 100, "it does not begin again"
+    assert log[-1]["tokens"] == 64000
 
 
 def test_pretrain_changes_the_mask_rate_within_one_shape(make_recipe: MakeRecipe) -> None:
     rates = ("pretrain.examples.mask_fraction=0.2", "pretrain.examples.final_mask_fraction=0.1")
-    assert pretrain(make_recipe(*SHAPE, *rates))
+    assert made(make_recipe(*SHAPE, *rates), "pretrain")
 
 
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
-def test_finetune_and_evaluate(make_recipe: MakeRecipe, dropout: str) -> None:
+def test_finetune_and_evaluate(make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str], dropout: str) -> None:
     recipe = make_recipe(*SHAPE, "pretrain.tokens=2560", f"pretrain.dropout={dropout}")
-    assert pretrain(recipe)
-    assert finetune(recipe)
-    assert "| reviews | 20 |" in squeezed(evaluate(recipe))
+    assert made(recipe, "pretrain", "finetune", "evaluate")
+    assert "| reviews | 20 |" in squeezed(capsys.readouterr().out)

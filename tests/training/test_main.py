@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import signal
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.training.conftest import MakeRecipe
 from tests.training.texts import squeezed
 from training import __main__ as command_line
 from training.__main__ import main
-from training.recipe import Recipe
+from training.stages import Pipeline
 
 SENTENCES = ("The old sailor found a green boat.", "It was brilliant.")
 
@@ -111,7 +112,7 @@ def test_all_repeated_trains_nothing_again(trained: Path, recipe_file: Path, dat
     assert made() == before
 
 
-def test_all_goes_from_prepared_text_to_an_export_where_the_text_is_not(
+def test_all_goes_from_prepared_text_to_report_and_export_where_the_text_is_not(
     recipe_file: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = tmp_path / "soft.toml"
@@ -125,8 +126,8 @@ def test_all_goes_from_prepared_text_to_an_export_where_the_text_is_not(
     with redirect_stdout(io.StringIO()) as printed:
         assert main(["all", *places, *changes]) == 0
     assert "reviews.jsonl: no such file" in caplog.text
-    assert "**sentiment is not evaluated: " in printed.getvalue()
     assert "| stories " in printed.getvalue(), "held-out text is prepared"
+    assert "| reviews " in printed.getvalue(), "labelled texts are prepared"
     for name in ("pretrained", "sentiment"):
         load_checkpoint(tmp_path / "there" / "tiny" / "export" / name)
 
@@ -161,7 +162,7 @@ def test_all_from_a_pretrained_network_pretrains_no_other(
         ('finetune.labels={"0"="BAD","9"="GOOD"}', "label '1' is not in finetune.labels ('0', '9')"),
         ('finetune.labels={"0"="BAD","1"="GOOD","9"="FINE"}', "finetune.train has no text labelled FINE"),
         ("distill.teacher=nowhere", "nowhere"),
-        ("finetune.pretrained=nowhere", "nowhere is missing; run pretrain first, or name a checkpoint"),
+        ("finetune.pretrained=nowhere", "finetune.pretrained: nowhere is missing"),
     ],
 )
 def test_all_finds_mistakes_before_it_trains(
@@ -174,7 +175,26 @@ def test_all_finds_mistakes_before_it_trains(
     recipe = make_recipe()
     assert main(["all", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", override]) == 1
     assert message in capsys.readouterr().err
-    assert not (recipe.folder / "pretrain").exists()
+    assert not list(recipe.folder.glob("stages/pretrain-*"))
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("pretrain.start", "pretrained"),
+        ("finetune.pretrained", "pretrained"),
+        ("distill.teacher", "sentiment"),
+    ],
+)
+def test_all_refuses_to_start_from_a_link_that_it_changes(
+    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str], key: str, name: str
+) -> None:
+    recipe = make_recipe()
+    link = recipe.folder / name
+    link.symlink_to("stages/earlier")
+    assert main(["all", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", f"{key}={link}"]) == 1
+    advice = f"name {recipe.folder}/stages/earlier, or give the run another name"
+    assert f"{key} is {link}, which changes with this run: {advice}" in capsys.readouterr().err
 
 
 def test_all_refuses_to_overwrite_other_files_before_it_trains(
@@ -186,7 +206,7 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
     places = [f"data={recipe.data}", f"run={recipe.run}", f"export.folder={tmp_path}"]
     assert main(["all", str(recipe_file), *places]) == 1
     assert "holds other files than a checkpoint's, which would be deleted: thesis.txt" in capsys.readouterr().err
-    assert not (recipe.folder / "pretrain").exists()
+    assert not list(recipe.folder.glob("stages/pretrain-*"))
 
 
 # --- arguments and exit codes --------------------------------------------------------------------------------------
@@ -198,11 +218,7 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
         (["pretrain", "nothing"], "no such recipe"),
         (["pretrain", "quick", "pretrain.steps=3"], "pretrain.steps"),
         (["pretrain", "quick", "pretrain"], "not of the form key=value"),
-        (["pretrain", "quick", "run=/nowhere"], "quick/tokenizer is missing; run tokenizer first"),
-        (["distill", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
-        (["finetune", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
-        (["evaluate", "quick", "run=/nowhere"], "has no trained model; run pretrain or finetune first"),
-        (["export", "quick", "run=/nowhere"], "has no trained model; run pretrain or finetune first"),
+        (["pretrain", "quick", "data=nowhere"], "no such file"),
         (["bench", "huge"], "huge"),
     ],
 )
@@ -210,19 +226,53 @@ def test_command_line_mistake_is_one_clear_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
-    errors = capsys.readouterr().err
+    assert_one_line(capsys.readouterr().err, message)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("prepare", "tiny has no tokenizer of these settings; run tokenizer first"),
+        ("pretrain", "tiny has no corpus of these settings; run prepare first"),
+        ("inspect", "tiny has no corpus of these settings; run prepare first"),
+        ("distill", "tiny has no tokenizer of these settings; run tokenizer first"),
+        ("finetune", "tiny has no tokenizer of these settings; run tokenizer first"),
+        ("evaluate", "tiny has no model of these settings; run pretrain or finetune first"),
+        ("export", "tiny has no model of these settings; run pretrain or finetune first"),
+    ],
+)
+def test_command_line_names_the_command_that_makes_what_is_missing(
+    command: str, message: str, recipe_file: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--data", str(data), f"run={tmp_path}"]
+    assert main([command, str(recipe_file), *places, *["distill.weight=0.5"] * (command == "distill")]) == 1
+    assert_one_line(capsys.readouterr().err, message)
+
+
+def test_command_line_says_which_settings_another_result_has(
+    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    places = [f"data={recipe.data}", f"run={recipe.run}"]
+    assert main(["pretrain", str(recipe_file), *places, "corpus.heldout_fraction=0.2"]) == 1
+    assert_one_line(capsys.readouterr().err, " has heldout_fraction 0.1 (now 0.2); run prepare first")
+
+
+def assert_one_line(errors: str, message: str) -> None:
     assert errors.startswith("error: ")
     assert message in errors
     assert len(errors.splitlines()) == 1
 
 
-def test_command_line_options_and_overrides_come_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_options_and_overrides_come_in_any_order(
+    recipe_file: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments in (
-        ["--data", "elsewhere", "run=/nowhere"],
-        ["run=/nowhere", "--data", "elsewhere", "seed=2"],
+        ["--data", str(data), f"run={tmp_path}"],
+        [f"run={tmp_path}", "--data", str(data), "seed=2"],
     ):
-        assert main(["export", "quick", *arguments]) == 1
-        assert "/nowhere/quick" in capsys.readouterr().err
+        assert main(["export", str(recipe_file), *arguments]) == 1
+        assert f"{tmp_path}/tiny has no model" in capsys.readouterr().err
 
 
 def test_command_line_unknown_option_is_refused() -> None:
@@ -263,14 +313,65 @@ def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
     caplog.set_level("INFO")
     places = ["--data", str(data), f"run={tmp_path}"]
     assert main(["tokenizer", str(recipe_file), *places]) == 0
-    assert re.fullmatch(rf"vocabulary of \d+ pieces in {tmp_path}/tiny/tokenizer", caplog.messages[-2])
+    vocabulary = rf"vocabulary of \d+ pieces in {tmp_path}/tiny/stages/tokenizer-\w+"
+    assert re.fullmatch(vocabulary, caplog.messages[-2])
     arguments = f"{recipe_file} --data {data} run={tmp_path}"
     assert caplog.messages[-1] == f"next: python -m training prepare {arguments}"
     assert main(["prepare", str(recipe_file), *places]) == 0
-    corpus = rf"\d+ documents with [\d,]+ tokens in {tmp_path}/tiny/corpus, unigram entropy \d.\d\d nats"
+    corpus = rf"\d+ documents with [\d,]+ tokens in {tmp_path}/tiny/stages/corpus-\w+, unigram entropy \d.\d\d nats"
     assert any(re.fullmatch(corpus, message) for message in caplog.messages)
-    assert (tmp_path / "tiny" / "labelled" / "manifest.json").is_file()
+    assert (tmp_path / "tiny" / "labelled" / "train" / "manifest.json").is_file()
     assert caplog.messages[-1] == f"next: python -m training pretrain {arguments}"
+
+
+def test_command_line_list_and_clean_know_which_results_are_needed(
+    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    places = [str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]
+    assert main(["prepare", *places]) == 0
+
+    def listed(*changes: str) -> list[list[str]]:
+        assert main(["list", *places, *changes]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        return [[line[0], Path(line[-1]).name.partition("-")[0]] for line in lines]
+
+    made = [["done", "tokenizer"], ["done", "texts"], ["done", "labelled"], ["done", "corpus"]]
+    missing = [["missing", "pretrain"], ["missing", "finetune"], ["missing", "baseline"]]
+    assert listed() == made + missing
+    made[1:3] = ["missing", "texts"], ["missing", "labelled"]
+    other = "finetune.dev_fraction=0.4"
+    assert listed(other) == [*made, *missing, ["unneeded", "labelled"], ["unneeded", "texts"]]
+    unneeded = [Pipeline(recipe).labelled.folder, Pipeline(recipe).texts.folder]
+    assert main(["clean", *places, other]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == list(map(str, unneeded))
+    assert not any(folder.exists() for folder in unneeded)
+    assert listed(other) == made + missing
+
+
+def test_command_line_run_of_an_old_version_is_refused(
+    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    shutil.rmtree(recipe.folder)
+    (recipe.folder / "corpus").mkdir(parents=True)
+    assert main(["all", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]) == 1
+    assert f"{recipe.folder / 'corpus'} was made by version 0.2" in capsys.readouterr().err
+
+
+def test_command_line_pretrain_with_a_larger_budget_is_repeated_without_training(
+    make_recipe: MakeRecipe, recipe_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    recipe = make_recipe()
+    places = [str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]
+    assert main(["pretrain", *places, "pretrain.tokens=2560"]) == 0
+    larger = ["pretrain.tokens=5120", f"pretrain.before_decay={recipe.folder / 'pretrain' / 'before-decay.pt'}"]
+    assert main(["pretrain", *places, *larger]) == 0
+    assert any(message.startswith("resuming at step ") for message in caplog.messages)
+    made = (recipe.folder / "pretrain").resolve()
+    assert main(["pretrain", *places, *larger]) == 0
+    assert f"{made}: already there" in caplog.messages, "although the link leads to another state now"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +391,7 @@ def test_command_line_names_the_next_stage_of_the_recipe(
     following: str,
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setitem(command_line.COMMANDS, command, (lambda _recipe, **_options: None, ""))
+    monkeypatch.setitem(command_line.COMMANDS, command, (lambda _pipeline, **_options: None, ""))
     assert main([command, "quick", *overrides]) == 0
     assert caplog.messages[-1].startswith(f"next: python -m training {following} quick")
 
@@ -299,7 +400,7 @@ def test_command_line_names_the_next_stage_of_the_recipe(
 def test_command_line_signal_while_preparing_says_how_to_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
-    def interrupted(recipe: Recipe) -> bool:
+    def interrupted(_pipeline: Pipeline) -> bool:
         signal.raise_signal(number)
         return True
 
@@ -322,8 +423,9 @@ def test_command_line_full_disk_while_logging_is_one_clear_line(
     make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()
-    (recipe.folder / "pretrain").mkdir()
-    (recipe.folder / "pretrain" / "log.jsonl").symlink_to("/dev/full")
+    folder = Pipeline(recipe).pretrain.folder
+    folder.mkdir()
+    (folder / "log.jsonl").symlink_to("/dev/full")
     assert main(["pretrain", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
     assert re.search(r"No space left on device: '.*log\.jsonl'; free some space on its disk$", line)

@@ -23,7 +23,6 @@ from training.classify.output import MODEL, check_output, write_recipe
 from training.classify.start import PRETRAINED, choose_start
 from training.classify.values import LIST, separator_of
 from training.errors import SourceError
-from training.finetune.selection import load_results
 from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, parse_recipe
 
 TEST_FRACTION, MAX_TESTED = 0.2, 2000
@@ -86,10 +85,7 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE_LABEL):
         values["finetune"]["pretrained"] = str(choose_start(recipe))
     recipe = write_recipe(output, values, f"python -m training {shlex.join(arguments)}")
-    lines = [*_summary(given, stated, found, labels)]
-    if load_results(recipe):
-        lines.append("this classifier was trained before: its report is made again")
-    return Plan(recipe, "\n".join(lines))
+    return Plan(recipe, "\n".join(_summary(given, stated, found, labels)))
 
 
 def survey(given: argparse.Namespace, stated: Values) -> Survey:

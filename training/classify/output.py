@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from training.classify import toml
-from training.corpus.fingerprint import file_hashes
 from training.errors import RunError
 from training.recipe import Recipe, load_recipe
-from training.runtime.files import read_json
 from training.runtime.lock import run_lock
 
 RECIPE = "recipe.toml"
@@ -36,14 +34,14 @@ def check_output(output: Path, table: Path) -> None:
 
 
 def write_recipe(output: Path, values: Mapping[str, Any], command: str) -> Recipe:
-    """Write the recipe, and load it. Nothing is written if the same recipe is there: then its run is continued.
+    """Write the recipe, and load it. Nothing is written if the same recipe is there.
 
     Args:
         values: Valid keys of a recipe.
         command: For the first line of the file.
 
     Raises:
-        RunError: a classifier of another recipe or of other texts is there, or another process works in the folder.
+        RunError: another process works in the folder.
     """
     file = output / RECIPE
     command = re.sub(r"[\x00-\x1f\x7f]", " ", command)  # a line break would end the comment
@@ -53,46 +51,15 @@ def write_recipe(output: Path, values: Mapping[str, Any], command: str) -> Recip
     except UnicodeEncodeError as error:
         raise RunError(f"{output}: the name of a file or folder is not UTF-8; rename it") from error
     with run_lock(output):
-        different = list(_differences(_read(file), values)) if file.exists() else ["all"]
-        others = [key for key in different if key != "finetune.minutes"]  # a larger budget trains further
-        if others and (output / "finetune").exists():
-            raise RunError(
-                f"{output} has a classifier of another table or of other settings ({', '.join(others[:3])}): name "
-                f"another --output, or delete {output}"
-            )
-        if different:
+        if _read(file) != values:
             new = file.with_suffix(".new")
             new.write_bytes(content)
             new.replace(file)
-    recipe = load_recipe(str(file))
-    _check_texts(recipe)
-    return recipe
+    return load_recipe(str(file))
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return {}
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted keys whose values differ."""
-    for key in sorted({*before, *now}):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield prefix + key
-
-
-def _check_texts(recipe: Recipe) -> None:
-    """Raise RunError if the run began with other texts in the same files."""
-    record = read_json(recipe.folder / "labelled" / "fingerprint.json")
-    if record is None or not (recipe.folder / "finetune").exists():
-        return
-    sources = (*recipe.finetune.train, *recipe.finetune.test)
-    if record["files"] != file_hashes(sources, recipe.data, recipe.folder / "file-hashes.json"):
-        raise RunError(
-            f"the table has changed since {recipe.folder} was made: name another --output, or delete {recipe.folder}"
-        )

@@ -135,9 +135,9 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 
 
 def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
-    """The shards of `labelled/`: parts `train` and `dev/<source>`.
+    """The shards of labelled text: parts `test/<source>`, `train` and `dev/<source>`.
 
-    Texts and groups of `report_texts` are left out of both, those of any dev part out of `train`. A text that occurs
+    Texts and groups of test are left out of the others, those of any dev part out of `train`. A text that occurs
     several times is in `train` once, and not at all if its labels differ. The texts of `distill.sources` are in
     `train`, without a label.
 
@@ -146,7 +146,9 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         RunError: no text of some label is left to train on.
     """
     config, cutter = recipe.finetune, _Cutter(has_labels=True)
-    tested = {value for _, document, _ in report_texts(recipe, cutter.progress) for value in hashes(document)}
+    tested: set[int] = set()
+    for source in config.tested:
+        yield from cutter.cut(_tested(source, recipe, tested, cutter.progress), source, reading_of(source))
     in_dev: set[int] = set()
     texts = _Texts()
     plans = [(source, *_plan(source, recipe, tested, in_dev, texts)) for source in config.train]
@@ -161,28 +163,21 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         unlabelled = documents(source, recipe.data, cutter.progress, recipe.hub_cache)
         routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, held_out, tested)
         yield from cutter.cut(routed, source, reading_of(source))
-    if fault := _lacking(recipe, trained):
+    if config.train and (fault := _lacking(recipe, trained)):
         raise RunError(fault)
 
 
-def report_texts(recipe: Recipe, progress: Progress | None = None) -> Iterator[tuple[SourceConfig, Document, Target]]:
-    """The texts for the report with their labels: all of `finetune.test`; without it, the part of `finetune.train` that
-    `finetune.test_fraction` holds out.
-
-    Args:
-        progress: Called with the bytes that are read of `finetune.test`.
-
-    Raises:
-        SourceError: as `labelled_inputs`.
-    """
-    config = recipe.finetune
-    for source in config.tested:
-        first = 0
-        if not config.test:
-            first = held_out_from((document for document, _ in labelled(source, recipe)), config.test_fraction)
-        for document, label in labelled(source, recipe, progress if config.test else None):
-            if hashes(document)[1] >= first:
-                yield source, document, label
+def _tested(source: SourceConfig, recipe: Recipe, tested: set[int], progress: Progress) -> Iterator[Routed]:
+    """The texts of a source for the report: all of a source of `finetune.test`, or the part of one of `finetune.train`
+    that `finetune.test_fraction` holds out. Adds them and their groups to `tested`."""
+    config, first = recipe.finetune, 0
+    if not config.test:
+        first = held_out_from((document for document, _ in labelled(source, recipe)), config.test_fraction)
+    for document, label in labelled(source, recipe, progress if config.test else None):
+        text, group = hashes(document)
+        if group >= first:
+            tested |= {text, group}
+            yield f"test/{source_name(source)}", document, label
 
 
 def _lacking(recipe: Recipe, found: Iterable[Target]) -> str:

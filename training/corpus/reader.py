@@ -34,9 +34,10 @@ Offsets = NDArray[np.int64]
 class TextWindow:
     """Some shards as one text. Implements `training.examples.pairs.Text`."""
 
-    def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
+    def __init__(self, folder: Path, shards: Sequence[Shard], columns: Path | None = None) -> None:
         self.shards = list(shards)
         self._folder = folder
+        self._columns = columns
         self._first_tokens = [0, *itertools.accumulate(shard.tokens for shard in shards)]
         first_sentences = [0, *itertools.accumulate(shard.sentences for shard in shards)]
         self.sentence_starts = self._joined("sentences.npy", self._first_tokens)
@@ -53,7 +54,7 @@ class TextWindow:
 
     def column(self, name: str) -> NDArray[Any] | None:
         """A column of all documents, such as `labels`: (documents, ...); None unless every shard has it."""
-        return _column(self._folder, self.shards, name)
+        return _column(self._folder, self._columns, self.shards, name)
 
     def _joined(self, name: str, offsets: Sequence[int]) -> Offsets:
         """The starts of all shards as one array, counted from the beginning of the window."""
@@ -74,8 +75,9 @@ class TextWindow:
 class PreparedText:
     """One prepared folder: `corpus/train`, `corpus/heldout/<source>`, `labelled/train` or `labelled/dev/<source>`."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, manifest: dict[str, Any], columns: Path | None = None) -> None:
         self.folder = folder
+        self._columns = columns
         self.shards = [Shard(**values) for values in manifest["shards"]]
         self.tokens: int = manifest["tokens"]
         self.documents: int = manifest["documents"]
@@ -87,8 +89,11 @@ class PreparedText:
             shard.check_sizes(folder)
 
     @classmethod
-    def open(cls, folder: Path) -> PreparedText:
+    def open(cls, folder: Path, columns: Path | None = None) -> PreparedText:
         """Open a prepared folder.
+
+        Args:
+            columns: a folder with further columns of the same shards.
 
         Raises:
             CorpusError: the folder is not prepared, or a file is missing or has another size.
@@ -98,12 +103,12 @@ class PreparedText:
             raise CorpusError(f"{folder}: not prepared, or not completely; run prepare")
         if manifest["format"] != FORMAT:
             raise CorpusError(f"{folder}: made by another version of this program; run prepare again")
-        return cls(folder, manifest)
+        return cls(folder, manifest, columns)
 
     def window(self, numbers: Sequence[int] | None = None) -> TextWindow:
         """The shards with these numbers as one text; the first `WINDOW_SHARDS` if None."""
         chosen = self.shards[:WINDOW_SHARDS] if numbers is None else [self.shards[i] for i in numbers]
-        return TextWindow(self.folder, chosen)
+        return TextWindow(self.folder, chosen, self._columns)
 
     def shuffled_windows(self, seed: int, epoch: int) -> list[list[int]]:
         """Numbers of the shards of each window of an epoch, shuffled."""
@@ -117,7 +122,7 @@ class PreparedText:
 
     def column(self, name: str) -> NDArray[Any] | None:
         """See `TextWindow.column`."""
-        return _column(self.folder, self.shards, name)
+        return _column(self.folder, self._columns, self.shards, name)
 
     def token_counts(self) -> NDArray[np.int64]:
         """(vocab_size,) how often each token occurs; reads the whole text."""
@@ -129,11 +134,12 @@ class PreparedText:
             raise CorpusError(f"{self.folder}: made with another tokenizer; run prepare again")
 
 
-def _column(folder: Path, shards: Sequence[Shard], name: str) -> NDArray[Any] | None:
-    files = [folder / shard.name / f"{name}.npy" for shard in shards]
-    if not all(file.is_file() for file in files):
-        return None
-    return np.concatenate([np.load(file) for file in files])
+def _column(folder: Path, further: Path | None, shards: Sequence[Shard], name: str) -> NDArray[Any] | None:
+    for place in filter(None, (further, folder)):
+        files = [place / shard.name / f"{name}.npy" for shard in shards]
+        if all(file.is_file() for file in files):
+            return np.concatenate([np.load(file) for file in files])
+    return None
 
 
 def open_parts(folder: Path) -> dict[str, PreparedText]:

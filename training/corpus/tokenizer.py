@@ -10,17 +10,13 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
 from model.tokenizer_dir import MAX_WORD, SPECIAL_TOKENS
-from training.corpus.fingerprint import changes, check_unused, file_hashes, source_settings
 from training.errors import CorpusError
 from training.recipe import Recipe
-from training.runtime.files import read_json, write_json
-from training.runtime.lock import check_idle, run_lock
 from training.sources.documents import documents
 from training.sources.files import size
 
@@ -33,68 +29,21 @@ LOOKED_AT_CHARACTERS = 1_000_000
 MANY_STRIPPED = 0.01
 """Share of a text's letters."""
 
-MADE_FROM = "made-from.json"
-
 logger = logging.getLogger(__name__)
 
 
-def make_tokenizer(recipe: Recipe) -> Path:
-    """Learn the recipe's vocabulary, or copy that of `pretrain.start`, unless it is there.
-
-    Returns:
-        The run's folder `tokenizer`.
+def make_tokenizer(recipe: Recipe, folder: Path) -> None:
+    """Learn the recipe's vocabulary, or copy that of `pretrain.start`, into a folder.
 
     Raises:
         SourceError: text that cannot be read.
         CorpusError: the sources hold no text.
         CheckpointError: `pretrain.start` has no tokenizer.
-        RunError: another process works in the run's folder, or a checkpoint needs another vocabulary.
     """
-    folder = recipe.folder / "tokenizer"
-    earlier = read_json(folder / MADE_FROM)
-    fingerprint = _fingerprint(recipe, earlier)
-    if earlier == fingerprint and (folder / "tokenizer.json").is_file():
-        logger.info("%s: already there", folder)
-        return folder
-    with run_lock(recipe.folder):
-        if folder.is_dir():
-            check_idle(recipe.folder)
-            changed = changes(earlier or {}, fingerprint)
-            check_unused(recipe, changed)
-            logger.warning("%s is made again: %s", folder, ", ".join(changed))
-        folder.mkdir(parents=True, exist_ok=True)
-        start = recipe.pretrain.start
-        tokenizer = learn_tokenizer(recipe) if start is None else Tokenizer.load(start)
-        tokenizer.save(folder)
-        write_json(folder / MADE_FROM, fingerprint)
-        logger.info("vocabulary of %s pieces in %s", f"{tokenizer.vocab_size:,}", folder)
-    return folder
-
-
-def open_tokenizer(recipe: Recipe) -> Tokenizer:
-    """The tokenizer that `make_tokenizer` wrote, with a warning if the recipe's `tokenizer` has changed since.
-
-    Raises:
-        CorpusError: it did not run.
-    """
-    folder = recipe.folder / "tokenizer"
-    if not (folder / "tokenizer.json").is_file():
-        raise CorpusError(f"{folder} is missing; run tokenizer first")
-    made_from = read_json(folder / MADE_FROM) or {}
-    config = recipe.tokenizer.model_dump(mode="json")
-    if "config" in made_from and (changed := changes({"config": made_from["config"]}, {"config": config})):
-        logger.warning("%s is used as it was made, but %s: run tokenizer to make it again", folder, ", ".join(changed))
-    return Tokenizer.load(folder)
-
-
-def _fingerprint(recipe: Recipe, earlier: dict[str, Any] | None) -> dict[str, Any]:
-    if recipe.pretrain.start is not None:
-        return {"tokenizer": Tokenizer.load(recipe.pretrain.start).to_json()}
-    return {
-        "config": recipe.tokenizer.model_dump(mode="json"),
-        "sources": source_settings(recipe.corpus.sources),
-        "files": file_hashes(recipe.corpus.sources, recipe.data, recipe.folder / "file-hashes.json", earlier),
-    }
+    start = recipe.pretrain.start
+    tokenizer = learn_tokenizer(recipe) if start is None else Tokenizer.load(start)
+    tokenizer.save(folder)
+    logger.info("vocabulary of %s pieces in %s", f"{tokenizer.vocab_size:,}", folder)
 
 
 def learn_tokenizer(recipe: Recipe) -> Tokenizer:

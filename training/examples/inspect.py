@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from model.tokenizer import Tokenizer
 from training.corpus.reader import PreparedText
-from training.corpus.tokenizer import open_tokenizer
 from training.examples.masking import Example, Vocabulary
 from training.examples.pairs import IGNORE_INDEX, IS_NEXT, PairKind
 from training.examples.pretraining import MaskedPairs
@@ -20,11 +20,13 @@ COUNTED = 4000
 _LABELS = {IS_NEXT: "next", IGNORE_INDEX: "no label"}
 
 
-def inspect(recipe: Recipe, examples: int) -> str:
-    """The first examples of the recipe's run, and shares over some thousand."""
-    tokenizer = open_tokenizer(recipe)
-    text = PreparedText.open(recipe.folder / "corpus" / "train")
-    text.check_tokenizer(tokenizer)
+def inspect(recipe: Recipe, tokenizer: Tokenizer, corpus: Path, examples: int) -> str:
+    """The first examples of the recipe's run, and shares over some thousand.
+
+    Args:
+        corpus: what `prepare` wrote.
+    """
+    text = PreparedText.open(corpus / "train")
     window = text.window(text.shuffled_windows(recipe.seed, 0)[0])
     pairs = MaskedPairs(window, Vocabulary.of(tokenizer), recipe.pretrain.examples, (recipe.seed, 0, 0))
     shown = [pairs.make(i) for i in range(min(examples, len(pairs)))]

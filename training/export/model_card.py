@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.finetune.selection import chosen_folder
 from training.loop.log import RunLog
 from training.problems.choose import PROBLEMS
 from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, source_name
@@ -21,7 +20,7 @@ _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 """Overrides that say where a run was made, not how."""
 
 
-def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> None:
+def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: Mapping[str, str]) -> None:
     """Write `README.md` and `recipe.json` into an exported directory.
 
     The settings are those that the run was trained with, overrides included. What only describes the model is that of
@@ -30,9 +29,9 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
 
     Args:
         recipe: as it is now.
+        run: folder of the training, with its log and recipe.
         weights: hashes of the run's models by name.
     """
-    run = recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe)
     trained = _portable_recipe(read_resolved(run) or recipe)
     trained = trained.model_copy(update={"description": recipe.description, "limits": recipe.limits})
     if name == "pretrained":
@@ -128,7 +127,7 @@ def _portable(key: str, value: str, recipe: Recipe) -> str:
 
     Text is relative to the folder of data. A checkpoint outside of the folder of runs keeps the end of its path.
     """
-    is_network = key in ("start", "pretrained", "teacher")
+    is_network = key in ("start", "before_decay", "pretrained", "teacher")
     if not (is_network or key in ("path", "loaded")):
         return value
     folder = (recipe.run if is_network else recipe.data if key == "path" else Path()).absolute()

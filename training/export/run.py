@@ -14,6 +14,7 @@ from training.export.model_card import write_card
 from training.loop.checkpoint import weights_hash
 from training.recipe import REGRESSION, Recipe
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
+from training.stages import Pipeline
 
 NAMES = ("pretrained", "sentiment")
 
@@ -24,26 +25,26 @@ regression stay in float32, because float16 does not hold the number 100,000, or
 logger = logging.getLogger(__name__)
 
 
-def export(recipe: Recipe) -> list[Path]:
+def export(pipeline: Pipeline) -> list[Path]:
     """Write the run's models to `export.folder` and `export.classifier`.
 
     Raises:
         RunError: the run has no model; or a directory does not hold what was written, or holds other files.
     """
+    recipe, made = pipeline.recipe, pipeline.models()
     check_targets(recipe)
-    made = [name for name in NAMES if (recipe.folder / name).is_dir()]
     if not made:
-        raise RunError(f"{recipe.folder} has no trained model; run pretrain or finetune first")
+        raise RunError(f"{recipe.folder} has no model of these settings; run pretrain or finetune first")
     for name in set(NAMES).difference(made):
         if name == "sentiment" or recipe.finetune.pretrained is None:  # else this run pretrains nothing
             logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
-    sources = {name: load_checkpoint(recipe.folder / name) for name in made}
+    sources = {name: load_checkpoint(model) for name, model in made.items()}
     weights = {name: weights_hash(source.model) for name, source in sources.items()}
     targets = {name: recipe.exported(name) for name in made}
     for name, target in targets.items():
         dtype = torch.float32 if sources[name].config.problem_type == REGRESSION else DTYPE
         write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, dtype)
-        write_card(recipe, name, target, weights)
+        write_card(recipe, name, made[name].parent, target, weights)
         logger.info("%s: %s", target, checkpoint_size(target, sources[name].model))
     here = Path.cwd()
     shown = {name: t.relative_to(here) if t.is_relative_to(here) else t for name, t in targets.items()}

@@ -20,9 +20,8 @@ from sklearn.model_selection import StratifiedKFold
 from training.corpus.reader import PreparedText
 from training.examples.batches import Floats
 from training.examples.pairs import Ints
-from training.finetune.distill import COLUMN, RECORD
+from training.finetune.distill import COLUMN
 from training.problems.base import Problem
-from training.runtime.files import read_json, write_json
 
 FOLDS = 5
 
@@ -34,32 +33,23 @@ MAX_FEATURES = 400_000
 logger = logging.getLogger(__name__)
 
 
-def label_out_of_fold(folder: Path, problem: Problem) -> str | None:
-    """Write the probabilities of the bags for the texts of `labelled/train`, unless they are there.
-
-    Returns:
-        Fingerprint of what was written; None if all labels but one have fewer than `FOLDS` texts.
-    """
+def label_out_of_fold(folder: Path, problem: Problem) -> None:
+    """Write the probabilities of the bags for the texts of `labelled/train`, unless all labels but one have fewer than
+    `FOLDS` texts."""
     text = PreparedText.open(folder)
-    key = f"bag of words {text.checksum}"
     columns = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
-    if read_json(folder / RECORD) == key and all(column.is_file() for column in columns):
-        return key
     window = text.window(range(len(text.shards)))
     labels = window.column("labels")
     assert labels is not None
     if np.sort(np.bincount(labels, minlength=2))[-2] < FOLDS:  # some fold would learn from one label
-        return None
+        return
     starts = window.sentence_starts[window.document_starts].tolist()
     documents = [window.tokens(first, end) for first, end in itertools.pairwise(starts)]
     logger.info("labelling %s texts by bags of words that have not read them", f"{len(documents):,}")
     probabilities = _out_of_fold(documents, labels.astype(np.int64), problem, text.vocab_size)
-    (folder / RECORD).unlink(missing_ok=True)
     ends = np.cumsum([shard.documents for shard in text.shards])
     for column, rows in zip(columns, np.split(probabilities, ends[:-1]), strict=True):
         np.save(column, rows)
-    write_json(folder / RECORD, key)
-    return key
 
 
 def _out_of_fold(documents: list[Any], labels: Ints, problem: Problem, vocab_size: int) -> Floats:

@@ -1,7 +1,6 @@
 """`distill`: soft labels from one classifier or several (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
 
-The teachers read the prepared texts. Their probabilities are written as a column, `target_probs.npy`, beside each shard
-of `labelled/train`.
+The teachers read the prepared texts. Their probabilities are a column, `target_probs.npy`, of each shard.
 """
 
 from __future__ import annotations
@@ -19,135 +18,57 @@ from tqdm import tqdm
 from model.checkpoint import Checkpoint
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import check_reading, classifier_logits, load_classifier
 from training.examples.batches import ClassificationBatch, Floats
 from training.examples.labelled import Fold, is_unlabelled, labelled_window
 from training.examples.loader import made_ahead, num_workers
-from training.loop.checkpoint import weights_hash
 from training.problems.choose import problem_of
-from training.recipe import Recipe, read_resolved, with_earlier, write_resolved
+from training.recipe import FinetuneConfig, Recipe
 from training.runtime.device import choose_device, evaluating
-from training.runtime.files import read_json, write_json
 
 COLUMN = "target_probs"
-RECORD = "teacher.json"
-"""File with the fingerprint of the teachers whose probabilities the column holds."""
-
 logger = logging.getLogger(__name__)
 
 
-def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """Let the teachers label all texts of `labelled/train`. Continues an interrupted run.
+def write_soft_labels(recipe: Recipe, teachers: Sequence[Checkpoint], train: Path, folder: Path) -> None:
+    """Let the teachers label all texts. Continues where it was interrupted.
+
+    Args:
+        train: prepared labelled text.
+        folder: gets a folder with the column for each shard.
+    """
+    text = PreparedText.open(train)
+    files = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
+    missing = [number for number, file in enumerate(files) if not file.is_file()]
+    with tqdm(desc="distill", total=len(missing), unit="shard", disable=None) as bar:
+        for number, probabilities in _labelled(recipe, teachers, text, missing):
+            part = files[number].with_suffix(".part.npy")
+            part.parent.mkdir(parents=True, exist_ok=True)
+            np.save(part, probabilities)
+            part.replace(files[number])
+            bar.update()
+    logger.info("%s labelled %s texts", ", ".join(str(each.path) for each in teachers), f"{text.documents:,}")
+
+
+def load_teachers(folders: Sequence[Path], config: FinetuneConfig, tokenizer: Tokenizer) -> list[Checkpoint]:
+    """The classifiers in some folders.
 
     Args:
         tokenizer: of the network that will be fine-tuned.
 
     Raises:
-        RunError: the recipe has no `[distill]`, or a teacher is missing, or has other labels or another vocabulary.
+        RunError: one is missing, is no classifier of the recipe's labels, or has another vocabulary.
     """
-    teachers = load_teachers(recipe)
+    teachers = [load_classifier(folder, config) for folder in folders]
     for teacher in teachers:
         if teacher.tokenizer.to_json() != tokenizer.to_json():
             raise RunError(
                 f"{teacher.path} has another vocabulary than the network to fine-tune; a teacher reads the same "
                 "prepared text, so fine-tune it from the same pretrained network, or from one of its vocabulary"
             )
-    folder = prepare_labelled(recipe, tokenizer) / "train"
-    key = _key(teachers)
-    write_resolved(recipe, recipe.folder / "distill")  # its weight may be new
-    text = PreparedText.open(folder)
-    files = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
-    # A shard that was damaged has been made again, without the teachers' labels.
-    if read_json(folder / RECORD) == key and all(file.is_file() for file in files):
-        logger.info("%s: labelled already", folder)
-        return
-    if read_json(folder / f"{RECORD}.part") != key:
-        (folder / RECORD).unlink(missing_ok=True)
-        for old in files:
-            old.unlink(missing_ok=True)
-        write_json(folder / f"{RECORD}.part", key)
-    missing = [number for number, file in enumerate(files) if not file.is_file()]
-    with tqdm(desc="distill", total=len(missing), unit="shard", disable=None) as bar:
-        for number, probabilities in _labelled(recipe, teachers, text, missing):
-            part = files[number].with_suffix(".part.npy")
-            np.save(part, probabilities)
-            part.replace(files[number])
-            bar.update()
-    write_json(folder / RECORD, key)
-    logger.info("%s labelled %s texts in %s", _teachers(recipe), f"{text.documents:,}", folder)
-
-
-def with_earlier_distill(recipe: Recipe) -> Recipe:
-    """The recipe with the `[distill]` of this run's earlier `distill`. If it has a `[distill]` itself, it gets only the
-    keys that the command line of that `distill` changed, unless the command line changes them again."""
-    folder = recipe.folder / "distill"
-    earlier = read_resolved(folder)
-    if earlier is None or earlier.distill is None:
-        return recipe
-    if recipe.distill is None:
-        return with_earlier(recipe, folder, "distill")
-    given = {override.partition("=")[0] for override in recipe.overrides}
-    earlier_overrides = {override.partition("=")[0]: override for override in earlier.overrides}
-    kept = {key: text for key, text in earlier_overrides.items() if key.startswith("distill.") and key not in given}
-    values = {name: getattr(earlier.distill, name) for name in (key.removeprefix("distill.") for key in kept)}
-    changes = {"distill": recipe.distill.model_copy(update=values), "overrides": (*kept.values(), *recipe.overrides)}
-    return recipe.model_copy(update=changes)
-
-
-def distilled_by(recipe: Recipe) -> str | None:
-    """Fingerprint of the teachers that labelled the prepared texts; None without `[distill]`.
-
-    Raises:
-        RunError: the texts are not labelled by the recipe's teachers.
-    """
-    if recipe.distill is None:
-        return None
-    key, folder = _key(load_teachers(recipe)), recipe.folder / "labelled" / "train"
-    if read_json(folder / RECORD) != key:
-        raise RunError(f"{folder} has no labels of {_teachers(recipe)}; run distill first")
-    logger.info(
-        "learning from the labels of %s; to learn without them, remove [distill] from the recipe and delete %s",
-        _teachers(recipe),
-        recipe.folder / "distill",
-    )
-    return key
-
-
-def load_teachers(recipe: Recipe) -> list[Checkpoint]:
-    """The checkpoint of `distill.teacher`, or else the classifiers of the folds.
-
-    Raises:
-        RunError: the recipe has no `[distill]`, or a teacher is missing, or no classifier of the recipe's labels.
-    """
-    if recipe.distill is None:
-        raise RunError(
-            "the recipe has no [distill]: name a classifier, distill.teacher=runs/big/sentiment, or learn from this "
-            "run's own teachers, distill.weight=0.5"
-        )
-    if recipe.distill.teacher:
-        return [load_classifier(recipe.distill.teacher, recipe.finetune)]
-    folders = [folder / "model" for folder in fold_folders(recipe)]
-    if missing := next((folder for folder in folders if not folder.is_dir()), None):
-        raise RunError(f"{missing} is missing; run distill first")
-    return [load_classifier(folder, recipe.finetune) for folder in folders]
-
-
-def fold_folders(recipe: Recipe) -> list[Path]:
-    """Log, checkpoints and model of the teacher of each fold."""
-    assert recipe.distill is not None
-    return [recipe.folder / "teachers" / f"fold-{number}" for number in range(recipe.distill.folds)]
-
-
-def _teachers(recipe: Recipe) -> Path:
-    """The folder that a message names."""
-    return (recipe.distill and recipe.distill.teacher) or recipe.folder / "teachers"
-
-
-def _key(teachers: list[Checkpoint]) -> str:
-    return "+".join(weights_hash(teacher.model) for teacher in teachers)
+    return teachers
 
 
 # --- labels --------------------------------------------------------------------------------------------------------

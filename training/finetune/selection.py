@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from training.evaluate.classification import Answers
 from training.evaluate.domains import large_parts, mean_of
-from training.recipe import Recipe
-from training.runtime.files import read_json, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +17,8 @@ class SeedResult:
     dev_score: float | None
     """`Problem.merit` as a mean over domains (`dev_figures`): higher is better."""
     dev_loss: float | None
-    dev_error: float | None = None
-    """Standard error of the score; None in results of version 0.2."""
+    dev_error: float | None
+    """Standard error of the score."""
 
 
 def dev_figures(answers: Mapping[str, Answers]) -> dict[str, float]:
@@ -40,37 +37,6 @@ def dev_figures(answers: Mapping[str, Answers]) -> dict[str, float]:
     return {"dev_score": score, "dev_loss": loss, "dev_error": mean_of(estimates).standard_error or 0.0}
 
 
-def seeds_of(recipe: Recipe) -> tuple[int, ...]:
-    """The seeds to train with, at least one."""
-    return recipe.finetune.seeds or (recipe.seed,)
-
-
-def seed_folder(recipe: Recipe, seed: int) -> Path:
-    """Log, checkpoints and model of one seed's run."""
-    return recipe.folder / "finetune" / f"seed-{seed}"
-
-
 def best_seed(results: Sequence[SeedResult]) -> SeedResult:
     """The one with the best score on dev, then with the lowest loss, then the first."""
     return max(results, key=lambda r: (r.dev_score or 0.0, -(r.dev_loss or 0.0)))
-
-
-def save_results(recipe: Recipe, results: Sequence[SeedResult]) -> None:
-    """Write `finetune/results.json`."""
-    write_json(recipe.folder / "finetune" / "results.json", [asdict(result) for result in results])
-
-
-def load_results(recipe: Recipe) -> list[SeedResult]:
-    """Results of the last finished fine-tuning; empty without one."""
-    rows = read_json(recipe.folder / "finetune" / "results.json") or []
-    scores = [row.get("dev_score", row.get("dev_accuracy")) for row in rows]  # as 0.2 called it
-    return [
-        SeedResult(row["seed"], score, row["dev_loss"], row.get("dev_error"))
-        for row, score in zip(rows, scores, strict=True)
-    ]
-
-
-def chosen_folder(recipe: Recipe) -> Path:
-    """The run whose model is exported."""
-    results = load_results(recipe)
-    return seed_folder(recipe, best_seed(results).seed if results else seeds_of(recipe)[0])

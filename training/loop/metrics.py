@@ -47,8 +47,8 @@ class MetricWindow:
         for norm in torch.stack(self._norms).tolist():
             if not math.isfinite(norm):
                 raise RunError(
-                    f"the gradient's norm is {norm} by step {step}: start again under another name with a lower "
-                    "learning_rate or a higher warmup_fraction"
+                    f"the gradient's norm is {norm} by step {step}: start again with a lower learning_rate or "
+                    "a higher warmup_fraction"
                 )
 
     def sums(self) -> list[float]:

@@ -124,6 +124,7 @@ class Trainer:
         dist: DistContext,
         evaluate: Callable[[TrainState], dict[str, Any]] | None = None,
         unigram_entropy: float | None = None,
+        before_decay: Path | None = None,
     ) -> None:
         """A new run, or an earlier one at the step where it stopped.
 
@@ -133,9 +134,10 @@ class Trainer:
             evaluate: gives figures for the log. All ranks call it, so that none waits for another. It must not use a
                 collective.
             unigram_entropy: see `Advisor`.
+            before_decay: see `Checkpointer`.
 
         Raises:
-            RunError: the ranks cannot share the micro-batches, or the folder belongs to another run.
+            RunError: the ranks cannot share the micro-batches, or `before_decay` belongs to another run.
         """
         if config.micro_batches % dist.world_size:
             raise RunError(
@@ -147,12 +149,9 @@ class Trainer:
         self.average = WeightAverage(loss.model)
         self.optimizer = make_optimizer(loss.model, config.learning_rate, config.embedding_factor)
         parts = {"model": loss.model, "optimizer": self.optimizer, "average": self.average}
-        self.checkpointer = Checkpointer(folder, flatten(identity), config.budget_tokens, parts, dist)
+        self.checkpointer = Checkpointer(folder, flatten(identity), parts, dist, before_decay)
         self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
-        finished = self.checkpointer.finished()
-        self.has_weights = finished is None
-        """Whether the model has the weights of the run. They are elsewhere after `close_run`."""
-        resumed = finished or self.checkpointer.resume()
+        resumed = self.checkpointer.resume()
         # Without a checkpoint, a log is that of a run which was killed before its first one.
         if dist.is_main and (resumed or self.log.file.is_file()):
             self.log.rewind(resumed.step if resumed else -1)
@@ -205,7 +204,7 @@ class Trainer:
         config, state = self.config, self.state
         rate = config.learning_rate * self.schedule.factor(state.tokens + config.batch_tokens / 2)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("factor", 1.0)  # runs of version 0.2 have none
+            group["lr"] = rate * group["factor"]
         own = config.micro_batches // self.dist.world_size
         metrics, flops, waited = torch.zeros(len(self.loss.metric_names), 2, device=self.device), 0, 0.0
         for i in range(own):
@@ -271,7 +270,7 @@ class Trainer:
         if before_decay:
             self.checkpointer.save(state, before_decay=True)
         if save:
-            self.checkpointer.save(state, has_decayed=self._has_decayed(state.tokens))
+            self.checkpointer.save(state)
             self._saved_seconds = state.seconds
         return bool(stop)
 
@@ -280,10 +279,11 @@ class Trainer:
         return step * evaluations // steps > (step - 1) * evaluations // steps
 
     def _is_before_decay(self) -> bool:
-        """Whether the next step is the first with a falling rate, and the state before it is kept."""
+        """Whether this is the last step before the rate falls, or of a run whose rate does not fall, and the state
+        after it is kept."""
         now, next_step = self.state.tokens, self.state.tokens + self.config.batch_tokens
-        is_first = self._has_decayed(next_step) and not self._has_decayed(now)
-        return is_first and self.config.keep_before_decay and not self.is_finished
+        is_last = not self._has_decayed(now) and (self._has_decayed(next_step) or self.is_finished)
+        return is_last and self.config.keep_before_decay
 
     def _has_decayed(self, tokens: int) -> bool:
         """Whether the step that ends after so many tokens has a falling rate: it has that of its middle."""

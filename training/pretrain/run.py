@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,20 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
-from training.corpus.prepare import check_corpus_settings
 from training.corpus.reader import PreparedText, open_parts
-from training.corpus.tokenizer import open_tokenizer
 from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.loop.budget import budget_record
-from training.loop.checkpoint import TrainState, close_run, reopen_run, weights_hash
+from training.loop.checkpoint import TrainState, weights_hash
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe, write_resolved
-from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
+from training.runtime.checkpoint_dir import checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
-from training.runtime.distributed import DistContext, distributed
-from training.runtime.files import read_json
-from training.runtime.lock import run_lock
+from training.runtime.distributed import DistContext
 
 EVALUATION_EXAMPLES = 256
 """Held-out examples per source in an evaluation on the way."""
@@ -41,59 +38,51 @@ masked and whole, without a backward pass. So short runs have few."""
 BUDGET_SHARE = 0.95
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
 
-_MAY_CHANGE = {"tokens", "minutes", "decay_fraction", "average_fraction", "warmup_fraction", "start"}
-"""Settings that a continued run may change."""
+_BUDGET = {"tokens", "minutes", "decay_fraction", "average_fraction", "warmup_fraction"}
+"""Settings that a larger budget may change."""
 
 logger = logging.getLogger(__name__)
 
 
-def pretrain(recipe: Recipe) -> bool:
-    """Pretrain until the budget is spent, or continue an interrupted run. True when finished.
+def pretrain(
+    recipe: Recipe, tokenizer: Tokenizer, corpus: Path, folder: Path, dist: DistContext
+) -> dict[str, Any] | None:
+    """Pretrain until the budget is spent, or continue an interrupted run. The network goes into `model/`.
+
+    Args:
+        corpus: what `prepare` wrote.
+        folder: of the log, the checkpoints and the network.
+
+    Returns:
+        What to record; None if a signal stopped the run.
 
     Raises:
-        CorpusError: the vocabulary is missing, or the text is not prepared, or was prepared from another recipe.
-        RunError: `pretrain.start` does not fit, or the run in the folder is another one.
+        CorpusError: the text is damaged.
+        RunError: `pretrain.start` or `pretrain.before_decay` does not fit.
     """
-    tokenizer = open_tokenizer(recipe)
-    text = PreparedText.open(recipe.folder / "corpus" / "train")
-    text.check_tokenizer(tokenizer)
-    check_corpus_settings(recipe)
-    target = recipe.folder / "pretrained"
-    check_target(target)
-    with distributed() as dist, run_lock(recipe.folder / "pretrain" / f"rank-{dist.rank}"):
-        loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
-        loss.model.encoder.half_residual = recipe.half_residual
-        maybe_compile(loss, cuda_graphs=recipe.cuda_graphs)
-        examples = recipe.pretrain.examples
-        stream = PretrainingStream(
-            text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_tokens(recipe.pretrain)
-        )
-        recipe = _resolve_budget(recipe, loss, stream, dist)
-        passes = (recipe.pretrain.tokens or 0) / text.tokens
-        logger.info("%s documents with %s tokens, read %.3g times", f"{text.documents:,}", f"{text.tokens:,}", passes)
-        if not target.is_dir():
-            reopen_run(recipe.folder / "pretrain")
-        trainer = _trainer(recipe, loss, stream, tokenizer, dist)
-        if dist.is_main and trainer.is_finished:
-            _warn_of_settings_without_effect(recipe)
-        elif dist.is_main:
-            write_resolved(recipe, recipe.folder / "pretrain")
-        finished = trainer.run()
-        if finished and dist.is_main:
-            if trainer.has_weights:
-                write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
-            close_run(recipe.folder / "pretrain")
-            logger.info("network of %s in %s", checkpoint_size(target, loss.model), target)
-            _log_verdict(trainer)
-    return finished
-
-
-def _warn_of_settings_without_effect(recipe: Recipe) -> None:
-    """Warn if the recipe of a finished run has changed in settings that only a continued run would use."""
-    earlier, now = read_json(recipe.folder / "pretrain" / "recipe.json"), recipe.pretrain.model_dump(mode="json")
-    for name in ("tokens", "decay_fraction", "average_fraction", "warmup_fraction") if earlier else ():
-        if earlier["pretrain"].get(name, now[name]) != now[name]:
-            logger.warning("pretrain.%s has no effect on a finished run; give the run another name", name)
+    text = PreparedText.open(corpus / "train")
+    heldout = open_heldout(corpus)
+    loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
+    loss.model.encoder.half_residual = recipe.half_residual
+    maybe_compile(loss, cuda_graphs=recipe.cuda_graphs)
+    examples = recipe.pretrain.examples
+    stream = PretrainingStream(
+        text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_tokens(recipe.pretrain)
+    )
+    recipe = _resolve_budget(recipe, loss, stream, folder, dist)
+    passes = (recipe.pretrain.tokens or 0) / text.tokens
+    logger.info("%s documents with %s tokens, read %.3g times", f"{text.documents:,}", f"{text.tokens:,}", passes)
+    trainer = _trainer(recipe, loss, stream, tokenizer, heldout, folder, dist)
+    if dist.is_main:
+        write_resolved(recipe, folder)
+    if not trainer.run():
+        return None
+    if dist.is_main:
+        target = folder / "model"
+        write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
+        logger.info("network of %s in %s", checkpoint_size(target, loss.model), target)
+        _log_verdict(trainer)
+    return {}
 
 
 def _log_verdict(trainer: Trainer) -> None:
@@ -110,13 +99,14 @@ def _log_verdict(trainer: Trainer) -> None:
             )
 
 
-def _resolve_budget(recipe: Recipe, loss: PretrainingLoss, stream: PretrainingStream, dist: DistContext) -> Recipe:
+def _resolve_budget(
+    recipe: Recipe, loss: PretrainingLoss, stream: PretrainingStream, folder: Path, dist: DistContext
+) -> Recipe:
     """The recipe with its budget in tokens. A budget in minutes is converted once, and remembered for resumes."""
     minutes = recipe.pretrain.minutes
     if minutes is None:
         return recipe
-    file = recipe.folder / "pretrain" / "budget.json"
-    known = budget_record(file, minutes, loss, stream, dist)
+    known = budget_record(folder / "budget.json", minutes, loss, stream, dist)
     speed = known["tokens_per_second"]
     tokens = known.get("tokens") or max(recipe.pretrain.batch_tokens, round(speed * 60 * minutes * BUDGET_SHARE))
     logger.info(f"{minutes:g} minutes at {speed:,} tokens a second: {tokens:,} tokens")
@@ -125,10 +115,16 @@ def _resolve_budget(recipe: Recipe, loss: PretrainingLoss, stream: PretrainingSt
 
 
 def _trainer(
-    recipe: Recipe, loss: PretrainingLoss, stream: PretrainingStream, tokenizer: Tokenizer, dist: DistContext
+    recipe: Recipe,
+    loss: PretrainingLoss,
+    stream: PretrainingStream,
+    tokenizer: Tokenizer,
+    heldout: Mapping[str, PreparedText],
+    folder: Path,
+    dist: DistContext,
 ) -> Trainer:
     """The trainer, at the step where an earlier run stopped."""
-    config, text, heldout = recipe.pretrain, stream.text, open_heldout(recipe)
+    config, text = recipe.pretrain, stream.text
     assert config.tokens is not None
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
@@ -151,11 +147,11 @@ def _trainer(
             tensorboard=recipe.tensorboard,
             evaluations=max(1, min(MAX_EVALUATIONS, config.tokens // TOKENS_PER_EVALUATION)),
         ),
-        recipe.folder / "pretrain",
+        folder,
         identity={
             "seed": recipe.seed,
             "micro_batch_tokens": stream.micro_batch_tokens,
-            "pretrain": config.model_dump(mode="json", exclude=_MAY_CHANGE),
+            "pretrain": config.model_dump(mode="json", exclude={*_BUDGET, "start", "before_decay"}),
             "model": None if config.start else recipe.model.model_dump(),
             "initial_weights": weights_hash(loss.model),
             "tokenizer": text.tokenizer_hash,
@@ -164,6 +160,7 @@ def _trainer(
         evaluate=evaluate,
         unigram_entropy=None if config.start else text.unigram_entropy,  # trained weights are off the plateau
         dist=dist,
+        before_decay=config.before_decay,
     )
 
 
@@ -183,10 +180,7 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
         return model
     loaded, checkpoint = load_pretrained(start)
     if checkpoint.tokenizer.to_json() != tokenizer.to_json():
-        raise RunError(
-            f"{start} has another vocabulary, or other model_input_names, than {recipe.folder / 'tokenizer'}; run "
-            "tokenizer and prepare with this pretrain.start"
-        )
+        raise RunError(f"{start} has another vocabulary, or other model_input_names, than the prepared text")
     positions, longest = loaded.config.max_position_embeddings, recipe.pretrain.examples.longest
     if longest > positions:
         raise RunError(f"examples have up to {longest} tokens, but {start} has {positions} positions")
@@ -215,14 +209,13 @@ def _with_dropout(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:
     )
 
 
-def open_heldout(recipe: Recipe) -> dict[str, PreparedText]:
-    """The held-out text by the name of its source."""
-    folder = recipe.folder / "corpus" / "heldout"
-    parts = open_parts(folder)
+def open_heldout(corpus: Path) -> dict[str, PreparedText]:
+    """The held-out text of a corpus by the name of its source."""
+    parts = open_parts(corpus / "heldout")
     if not parts:
         raise CorpusError(
-            f"{folder} is empty, so the network cannot be evaluated. Set corpus.heldout_fraction above 0 for text of "
-            "two documents or more (a blank line, or a row, ends one) of different groups, or name some as "
+            f"{corpus} has no held-out text, so the network cannot be evaluated. Set corpus.heldout_fraction above 0 "
+            "for text of two documents or more (a blank line, or a row, ends one) of different groups, or name some as "
             "corpus.heldout; then run prepare again"
         )
     return parts

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from training.evaluate.baselines import Labelled, targets_of
 from training.evaluate.classification import Bin, calibration_error_by_chance, expected_calibration_error, reliability
 from training.evaluate.domains import large_parts, mean_of, rows_by_domain
 from training.problems.base import Problem
 from training.problems.estimates import Estimate, Figure
-from training.report.baselines import Labelled, targets_of
 
 OURS = "this model"
 """Name of the evaluated model in a table."""

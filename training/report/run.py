@@ -12,19 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.tokenizer import Tokenizer
 from training.corpus.inputs import reading_of
-from training.corpus.prepare import (
-    check_corpus_settings,
-    check_labelled_settings,
-    prepare,
-    trained_on_files_of,
-)
 from training.corpus.reader import PreparedText
 from training.errors import MissingTextError, RunError
+from training.evaluate.baselines import DEV, PAIR, Labelled, read_baseline, read_test
 from training.evaluate.classification import Answers, classify, load_classifier
 from training.evaluate.pretraining import evaluate_pretraining
-from training.finetune.selection import SeedResult, chosen_folder, load_results, seed_folder
+from training.finetune.selection import SeedResult
 from training.loop.checkpoint import weights_hash
 from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
@@ -32,12 +26,13 @@ from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Figure
 from training.recipe import SINGLE_LABEL, Recipe, source_name
-from training.report.baselines import DEV, PAIR, Labelled, evaluate_bag, read_test
 from training.report.classifier import OURS, report_on
 from training.report.plots import plot_confusion, plot_losses, plot_reliability
 from training.report.tables import Report, tables, title_of, wrong_answers
 from training.runtime.device import choose_device
+from training.runtime.distributed import DistContext
 from training.runtime.files import write_json
+from training.stages import Pipeline
 
 EXAMPLES = 2000
 """Held-out examples per source."""
@@ -48,7 +43,7 @@ SHIPPED = Path(__file__).parents[2] / "model" / "weights" / "sentiment"
 logger = logging.getLogger(__name__)
 
 
-def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
+def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     """Evaluate the run's models, write `report.json`, `report.md` and plots into its folder, and return the Markdown.
 
     Args:
@@ -56,21 +51,21 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
             of the two does not fit the recipe, the report says why.
 
     Raises:
-        RunError: the model is missing, or of another kind or with other labels than the recipe's, or the run's
-            classifier may have been trained on the texts.
-        CorpusError: the held-out text was prepared with another vocabulary.
+        RunError: the model is missing, or of another kind or with other labels than the recipe's.
     """
-    models = weights or recipe.folder
-    found = _models_in(models)
+    recipe = pipeline.recipe
+    found = _models_in(weights) if weights else pipeline.models()
     if not found:
-        raise _no_models(recipe, weights)
-    folder = recipe.folder if models.resolve() == recipe.folder.resolve() else recipe.folder / "evaluation"
+        raise _no_models(pipeline, weights)
+    if not weights and recipe.finetune.train and "sentiment" not in found:
+        logger.warning("%s has no classifier of these settings; it is left out", recipe.folder)
+    folder = recipe.folder / "evaluation" if weights else recipe.folder
     figures: dict[str, Any] = {}
     reasons: dict[str, str] = {}
-    for name in found:
+    for name, model in found.items():
         try:
             figures_of = _pretraining if name == "pretrained" else _classification
-            figures |= figures_of(recipe, models / name, folder)
+            figures |= figures_of(pipeline, model, is_own=not weights)
         except RunError as error:
             if not weights:
                 raise
@@ -80,7 +75,7 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
             reasons[name] = str(error)
     if weights and reasons and not any(figures.values()):
         raise RunError("; ".join(reasons.values()))
-    hashes = {name: weights_hash(load_checkpoint(models / name).model) for name in found if name not in reasons}
+    hashes = {name: weights_hash(load_checkpoint(model).model) for name, model in found.items() if name not in reasons}
     report = Report(**figures, weights=hashes, not_evaluated=reasons)
     text_of = tables(report)
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,8 +83,8 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
     classifier, network = (text_of.get(name, "") for name in ("sentiment", "pretrained"))
     text = "\n".join(filter(None, [classifier, wrong_answers(report), network, *notes]))
-    serve = _serve_line(recipe, models) if report.classification else ""
-    plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, folder, report))
+    serve = _serve_line(recipe, weights) if report.classification else ""
+    plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(pipeline, folder, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n{serve}", encoding="utf-8")
     # Last, because it names the weights of all of it.
     write_json(file.with_suffix(".json"), asdict(report) | {"tables": text_of})
@@ -97,20 +92,20 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     return f"{text}{serve}"
 
 
-def _serve_line(recipe: Recipe, models: Path) -> str:
+def _serve_line(recipe: Recipe, weights: Path | None) -> str:
     """The command that serves the classifier: as exported, or as it is if it is not the run's own."""
-    is_own = models.resolve() == recipe.folder.resolve()
-    folder = recipe.exported("sentiment") if is_own else models / "sentiment"
-    return f"\nTo serve it{' after `export`' * is_own}:\n\n    BERT_SENTIMENT={shlex.quote(str(folder))} bert-serve\n"
+    folder = weights / "sentiment" if weights else recipe.exported("sentiment")
+    when = "" if weights else " after `export`"
+    return f"\nTo serve it{when}:\n\n    BERT_SENTIMENT={shlex.quote(str(folder))} bert-serve\n"
 
 
-def _models_in(folder: Path) -> list[str]:
-    return [name for name in ("pretrained", "sentiment") if (folder / name).is_dir()]
+def _models_in(folder: Path) -> dict[str, Path]:
+    return {name: folder / name for name in ("pretrained", "sentiment") if (folder / name).is_dir()}
 
 
-def _no_models(recipe: Recipe, weights: Path | None) -> RunError:
+def _no_models(pipeline: Pipeline, weights: Path | None) -> RunError:
     if weights is None:
-        return RunError(f"{recipe.folder} has no trained model; run pretrain or finetune first")
+        return RunError(f"{pipeline.recipe.folder} has no model of these settings; run pretrain or finetune first")
     holders = [place for place in (weights.parent, Path("model/weights")) if _models_in(place)]
     guess = f"; did you mean {holders[0]}?" if holders else ""
     return RunError(f"--weights {weights}: the folder must hold pretrained/ or sentiment/{guess}")
@@ -119,49 +114,39 @@ def _no_models(recipe: Recipe, weights: Path | None) -> RunError:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def _pretraining(recipe: Recipe, network: Path, folder: Path) -> dict[str, Any]:
+def _pretraining(pipeline: Pipeline, network: Path, *, is_own: bool) -> dict[str, Any]:
     """The field of a report that is about the pretrained network; none without text.
 
     Args:
-        folder: of the report.
+        is_own: whether the run has made it. For other networks, held-out text is prepared in their vocabulary.
     """
+    recipe = pipeline.recipe
     if not (recipe.corpus.sources or recipe.corpus.heldout):
         return {}
-    if folder == recipe.folder:
-        check_corpus_settings(recipe)
     model, checkpoint = load_pretrained(network)
-    heldout = _heldout(recipe, folder, checkpoint.tokenizer)
+    corpus = pipeline.corpus if is_own else pipeline.heldout(checkpoint.tokenizer)
+    if not is_own:
+        corpus.ensure(DistContext())
+    heldout = open_heldout(corpus.folder)
     model = model.to(choose_device(recipe.device))
     logger.info("evaluating on held-out text: %s", ", ".join(heldout))
     reports = evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
     return {"pretraining": reports}
 
 
-def _heldout(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> dict[str, PreparedText]:
-    """The held-out text by its source. For other models than the run's, it is prepared in their vocabulary."""
-    if folder != recipe.folder:
-        corpus = recipe.corpus
-        if corpus.heldout:  # else the held-out text is a part of the sources
-            corpus = corpus.model_copy(update={"sources": ()})
-        recipe = recipe.inside(folder.name, corpus=corpus)
-        prepare(recipe, tokenizer, heldout_only=True)
-    heldout = open_heldout(recipe)
-    for text in heldout.values():
-        text.check_tokenizer(tokenizer)
-    return heldout
-
-
-def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str, Any]:
+def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> dict[str, Any]:
     """The fields of a report that are about the classifier; see `_pretraining`."""
+    recipe = pipeline.recipe
     ordered = recipe.finetune.in_order_of(load_checkpoint(classifier).config.labels)
     recipe = recipe.model_copy(update={"finetune": ordered})
-    is_own, train = folder == recipe.folder, recipe.finetune.train
-    if is_own:
-        check_labelled_settings(recipe)
-        if train and not trained_on_files_of(recipe):
-            logger.warning("no baselines: the files of finetune.train are not those that the classifier was trained on")
-            train = ()
-    test = read_test(recipe)
+    texts, baseline = pipeline.texts_of(recipe), pipeline.baseline_of(recipe)
+    texts.ensure(DistContext())
+    test = read_test(texts.folder)
+    for source in recipe.finetune.tested:
+        if source_name(source) not in test:
+            reason = "finetune.labels leaves out all of its texts" if recipe.finetune.test else "it has only one group"
+            logger.warning("%s is not evaluated: %s", source_name(source), reason)
+    baseline.ensure(DistContext())
     if not any(test.values()):
         logger.warning("there is nothing to evaluate the classifier on: give finetune.test, or a finetune.dev_fraction")
     elif not recipe.finetune.tested:
@@ -169,13 +154,12 @@ def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str,
             "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev, which chose the seed "
             "and the temperature"
         )
-    results = load_results(recipe) if is_own else []
-    seeds = {each.seed: _seed_figures(recipe, each, test) for each in results if len(results) > 1}
+    results = pipeline.results() if is_own and len(pipeline.seeds) > 1 else {}
+    seeds = {seed: _seed_figures(pipeline, recipe, each, test) for seed, each in results.items()}
     problem, answers = _problem(recipe), _answers(recipe, classifier, test)
-    bag = evaluate_bag(recipe, problem, test) if test and train else {}
     models = {
         OURS: {name: each.scores for name, each in answers.items()},
-        problem.bag: bag,
+        problem.bag: read_baseline(baseline.folder),
         "the shipped classifier": _shipped(recipe, classifier, test),
     }
     reports = {
@@ -190,8 +174,10 @@ def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str,
     }
 
 
-def _seed_figures(recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]) -> dict[str, Figure]:
-    problem, answers = _problem(recipe), _answers(recipe, seed_folder(recipe, result.seed) / "model", test)
+def _seed_figures(
+    pipeline: Pipeline, recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]
+) -> dict[str, Figure]:
+    problem, answers = _problem(recipe), _answers(recipe, pipeline.seeds[result.seed].folder / "model", test)
     score = None if result.dev_score is None else abs(result.dev_score)
     figures = {f"{title_of(problem.chosen)} on dev": Figure(score, result.dev_error)}
     for name, each in answers.items():
@@ -243,12 +229,12 @@ def _problem(recipe: Recipe) -> Problem:
 # --- plots ---------------------------------------------------------------------------------------------------------
 
 
-def _plot(recipe: Recipe, folder: Path, report: Report) -> list[Path]:
+def _plot(pipeline: Pipeline, folder: Path, report: Report) -> list[Path]:
     """Write the plots, in place of an earlier report's."""
     for pattern in ("*-loss.png", "confusion-*.png", "reliability-*.png"):
         for old in folder.glob(pattern):
             old.unlink()
-    written = _plot_losses(recipe) if folder == recipe.folder else []
+    written = _plot_losses(pipeline) if folder == pipeline.recipe.folder else []
     for name, test in report.classification.items():
         slug = name.replace(PAIR, "-pair").replace(DEV, "-dev")
         if test.confusion is not None:
@@ -260,13 +246,15 @@ def _plot(recipe: Recipe, folder: Path, report: Report) -> list[Path]:
     return written
 
 
-def _plot_losses(recipe: Recipe) -> list[Path]:
-    folder, train = recipe.folder, recipe.folder / "corpus" / "train"
-    entropy = PreparedText.open(train).unigram_entropy if train.is_dir() else None
-    pretraining, finetuning = folder / "pretrain-loss.png", folder / "finetune-loss.png"
-    written = []
-    if plot_losses(RunLog(folder / "pretrain" / "log.jsonl"), pretraining, entropy):
-        written.append(pretraining)
-    if plot_losses(RunLog(chosen_folder(recipe) / "log.jsonl"), finetuning):
-        written.append(finetuning)
+def _plot_losses(pipeline: Pipeline) -> list[Path]:
+    folder, models, written = pipeline.recipe.folder, pipeline.models(), []
+    if "pretrained" in models:
+        entropy = PreparedText.open(pipeline.corpus.folder / "train").unigram_entropy
+        log = RunLog(models["pretrained"].parent / "log.jsonl")
+        if plot_losses(log, folder / "pretrain-loss.png", entropy):
+            written.append(folder / "pretrain-loss.png")
+    if "sentiment" in models and plot_losses(
+        RunLog(models["sentiment"].parent / "log.jsonl"), folder / "finetune-loss.png"
+    ):
+        written.append(folder / "finetune-loss.png")
     return written

@@ -37,13 +37,6 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_idle(run: Path) -> None:
-    """Raise RunError if another process trains in a run's folder: it reads the vocabulary and the prepared text."""
-    for stage in run.glob("*/rank-*"):
-        with run_lock(stage):
-            pass
-
-
 @contextmanager
 def ranks_in_turn(folder: Path) -> Iterator[None]:
     """Let the ranks of a node enter one after another: the first makes the files, and the others find them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,7 @@ from tests.training.classify.tables import only, planned, reviews, surveyed, wri
 from tests.training.commands import occupied
 from tests.training.texts import squeezed
 from training.__main__ import main
-from training.corpus.inputs import labelled_inputs, report_texts
+from training.corpus.inputs import labelled_inputs
 from training.errors import RecipeError, RunError, SourceError
 from training.recipe import Recipe, load_recipe
 
@@ -24,9 +23,7 @@ REVIEWS = only(reviews(), "body", "sentiment")
 
 def texts_of(recipe: Recipe) -> Counter[str]:
     """Number of texts in each part, as training reads them."""
-    counts = Counter({shard.part.partition("/")[0]: len(shard.documents) for shard in labelled_inputs(recipe)})
-    counts["test"] = sum(1 for _ in report_texts(recipe))
-    return counts
+    return Counter({shard.part.partition("/")[0]: len(shard.documents) for shard in labelled_inputs(recipe)})
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
@@ -160,21 +157,14 @@ def test_output_with_something_else_in_it_is_refused_before_the_table_is_read(tm
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "file.txt"]
 
 
-def test_output_of_another_table_or_of_other_texts_is_refused_once_something_is_trained(tmp_path: Path) -> None:
+def test_output_gets_the_recipe_of_the_last_command(tmp_path: Path) -> None:
     table, output = write_csv(tmp_path / "reviews.csv", reviews()), tmp_path / "out"
-    first = ("--text", "body", "--label", "stars")
-    planned(table, output, *first)
-    plan = planned(table, output, "--text", "body", "--label", "sentiment")
-    assert written(plan)["finetune"]["train"][0]["label"] == "sentiment", "nothing was trained yet"
-    (output / "finetune").mkdir()
-    with pytest.raises(RunError, match=r"another table or of other settings \(finetune\.labels\.1, .*or delete "):
-        planned(table, output, *first)
-    recipe = planned(table, output, "--text", "body", "--label", "sentiment").recipe
-    assert recipe == plan.recipe
-    (output / "labelled").mkdir()
-    (output / "labelled" / "fingerprint.json").write_text(json.dumps({"files": {"reviews.csv": "other"}}))
-    with pytest.raises(RunError, match="the table has changed since"):
-        planned(table, output, "--text", "body", "--label", "sentiment")
+    for label in ("stars", "sentiment"):
+        plan = planned(table, output, "--text", "body", "--label", label)
+        assert written(plan)["finetune"]["train"][0]["label"] == label
+    written_at = (output / "recipe.toml").stat().st_mtime_ns
+    assert planned(table, output, "--text", "body", "--label", "sentiment").recipe == plan.recipe
+    assert (output / "recipe.toml").stat().st_mtime_ns == written_at
 
 
 def test_output_of_a_process_that_prepares_texts_is_refused(tmp_path: Path) -> None:
@@ -215,9 +205,13 @@ def test_classify_trains_evaluates_exports_and_repeats(
     assert "| my-reviews | " in squeezed(capsys.readouterr().out)
     monkeypatch.chdir(tmp_path)
     assert main(command) == 0
-    again = squeezed(capsys.readouterr().out)
-    assert "this classifier was trained before: its report is made again\n" in again
-    assert again.endswith(first[first.index("| test set |") :])
+    assert squeezed(capsys.readouterr().out).endswith(first[first.index("| test set |") :])
     assert Path("my model", "model", "model.safetensors").read_bytes() == weights
     line = Path("my model", "recipe.toml").read_text().splitlines()[0]
     assert line == f"# Written by: python -m training {shlex.join(command)}"
+
+    write_csv(tmp_path / "my reviews.csv", only(reviews(80), "title", "body", "sentiment"))
+    assert main(command) == 0
+    assert squeezed(capsys.readouterr().out).startswith("my reviews.csv: 80 texts")
+    assert Path("my model", "model", "model.safetensors").read_bytes() != weights
+    assert len(list(Path("my model").glob("stages/finetune-*"))) == 2, "the classifier of the other table stays"

@@ -1,15 +1,17 @@
-"""What prepared text was made from."""
+"""Hashes of what a stage depends on."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from training.corpus import fingerprint
-from training.corpus.fingerprint import file_hashes
+from training.corpus.fingerprint import checkpoint_hash, file_hash, file_hashes
+from training.errors import MissingTextError, RunError
 from training.recipe import SourceConfig
 
 SOURCES = [SourceConfig(path="a.txt"), SourceConfig(path="b.txt")]
@@ -65,3 +67,62 @@ def test_file_hashes_with_a_damaged_cache_hash_again(tmp_path: Path, hashed: lis
     first = file_hashes(SOURCES, tmp_path, cache)
     cache.write_text("{")
     assert file_hashes(SOURCES, tmp_path, cache) == first
+
+
+def test_file_hashes_of_absent_files_are_those_of_the_cache(
+    tmp_path: Path, hashed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "file-hashes.json"
+    first = file_hashes(SOURCES, tmp_path, cache)
+    (tmp_path / "b.txt").unlink()
+    assert file_hashes(SOURCES, tmp_path, cache) == first
+    assert "b.txt" in caplog.text
+    assert "what was prepared from it is used" in caplog.text
+    cache.unlink()
+    with pytest.raises(MissingTextError, match=r"b\.txt"):
+        file_hashes(SOURCES, tmp_path, cache)
+
+
+def test_file_hashes_of_a_pattern_are_those_of_the_files_that_are_there(tmp_path: Path, hashed: list[str]) -> None:
+    cache, sources = tmp_path / "file-hashes.json", [SourceConfig(path="*.txt")]
+    assert list(file_hashes(sources, tmp_path, cache)) == ["a.txt", "b.txt"]
+    (tmp_path / "b.txt").unlink()
+    assert list(file_hashes(sources, tmp_path, cache)) == ["a.txt"]
+
+
+def test_file_hashes_of_two_ranks_at_the_same_time(
+    tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, replace = tmp_path / "file-hashes.json", Path.replace
+    others = iter([lambda: file_hashes(SOURCES, tmp_path, cache)])
+
+    def replace_after_the_other(file: Path, target: Path) -> Path:
+        for other in others:
+            other()
+        return replace(file, target)
+
+    monkeypatch.setattr(Path, "replace", replace_after_the_other)
+    first = file_hashes(SOURCES, tmp_path, cache)
+    assert len(hashed) == 4
+    assert file_hashes(SOURCES, tmp_path, cache) == first
+    assert len(hashed) == 4
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.txt", "b.txt", "file-hashes.json"]
+
+
+def test_checkpoint_hash_is_that_of_what_the_network_computes_with(tmp_path: Path, pretrained: Path) -> None:
+    folder, cache = tmp_path / "network", tmp_path / "file-hashes.json"
+    shutil.copytree(pretrained, folder)
+    first = checkpoint_hash(pretrained, cache)
+    assert checkpoint_hash(folder, cache) == first
+    (folder / "README.md").write_text("A model card.")
+    assert checkpoint_hash(folder, cache) == first
+    with (folder / "config.json").open("a") as file:
+        file.write("\n")
+    assert checkpoint_hash(folder, cache) != first
+
+
+def test_checkpoint_hash_of_another_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="none is missing, or is not a checkpoint directory"):
+        checkpoint_hash(tmp_path / "none", tmp_path / "cache.json")
+    with pytest.raises(RunError, match=r"none\.pt is missing"):
+        file_hash(tmp_path / "none.pt", tmp_path / "cache.json")

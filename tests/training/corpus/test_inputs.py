@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from training.corpus.encode import NO_LABEL
-from training.corpus.inputs import labelled_inputs, reading_of, report_texts
+from training.corpus.inputs import labelled_inputs, reading_of
 from training.errors import RunError, SourceError
 from training.recipe import Recipe, SourceConfig
 from training.sources.documents import Document
@@ -44,7 +44,11 @@ def parts(recipe: Recipe) -> dict[str, Part]:
 
 def train_and_dev(recipe: Recipe) -> tuple[Part, Part]:
     found = parts(recipe)
-    return found.pop("train", []), [item for part in found.values() for item in part]
+    return found.get("train", []), [item for name, part in found.items() if name.startswith("dev/") for item in part]
+
+
+def in_test(recipe: Recipe) -> Part:
+    return [item for name, part in parts(recipe).items() if name.startswith("test/") for item in part]
 
 
 def texts(part: Part) -> list[str]:
@@ -227,12 +231,12 @@ def test_split_is_the_same_in_every_run_and_beside_other_texts(tmp_path: Path) -
     assert texts(fewer) == [text for text in texts(first) if len(text.split()) > 10]
 
 
-def test_report_texts_are_apart_from_train_and_dev_with_their_groups_and_repetitions(tmp_path: Path) -> None:
+def test_test_texts_are_apart_from_train_and_dev_with_their_groups_and_repetitions(tmp_path: Path) -> None:
     rows = [{"text": f"{c} good {i}", "label": i % 2, "film": c} for c in ascii_lowercase for i in range(2)]
     source = write(tmp_path, rows, group="film")
     loud = write(tmp_path, [row | {"text": row["text"].upper(), "film": None} for row in rows], "loud", group="film")
     recipe = recipe_of(tmp_path, source, loud, dev_fraction=0.2, test_fraction=0.3)
-    tested = [document for _, document, _ in report_texts(recipe)]
+    tested = [document for document, _ in in_test(recipe)]
     train, dev = train_and_dev(recipe)
     assert min(len(tested), len(train), len(dev)) > 4
     found = [{text_hash(text) for text in part} for part in ([d.text for d in tested], texts(train), texts(dev))]
@@ -244,10 +248,12 @@ def test_report_texts_are_apart_from_train_and_dev_with_their_groups_and_repetit
     assert dev_alone == dev_beside
 
 
-def test_report_texts_are_those_of_test_sources_if_there_are_any(tmp_path: Path) -> None:
+def test_test_texts_are_those_of_test_sources_if_there_are_any(tmp_path: Path) -> None:
     test = write(tmp_path, [{"text": "good", "label": 1}], name="test")
     recipe = recipe_of(tmp_path, write(tmp_path, alphabet()), test=(test,), test_fraction=0.5)
-    assert [(source.path, document.text) for source, document, _ in report_texts(recipe)] == [("test.jsonl", "good")]
+    assert [(name, texts(part)) for name, part in parts(recipe).items() if name.startswith("test/")] == [
+        ("test/test", ["good"])
+    ]
     assert len(train_and_dev(recipe)[0]) == 26
 
 

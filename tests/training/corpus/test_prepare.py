@@ -1,4 +1,4 @@
-"""Documents to shards and back: splits, interruptions, what is made again, what is refused."""
+"""Documents to shards and back: splits, interruptions, what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from string import ascii_lowercase
@@ -18,14 +17,15 @@ import numpy as np
 import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from tests.training.commands import ROOT, occupied
+from tests.training.commands import ROOT
 from training.corpus import inputs as inputs_module
 from training.corpus import reader as reader_module
 from training.corpus.engines import local as local_engine
 from training.corpus.inputs import pretraining_inputs
-from training.corpus.prepare import check_corpus_settings, entropy, prepare, prepare_labelled
+from training.corpus.prepare import entropy, prepare, prepare_labelled
 from training.corpus.reader import PreparedText, TextWindow
-from training.errors import CorpusError, RunError, SourceError
+from training.corpus.texts import write_texts
+from training.errors import CorpusError
 from training.recipe import FinetuneConfig, PretrainConfig, Recipe, SourceConfig
 from training.sources.documents import documents
 from training.sources.split import text_hash
@@ -47,11 +47,11 @@ def text(rng: random.Random) -> str:
 def write_documents(file: Path, count: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     texts = [text(rng) for _ in range(count)]
-    write_texts(file, texts)
+    write_rows(file, texts)
     return texts
 
 
-def write_texts(file: Path, texts: list[str]) -> None:
+def write_rows(file: Path, texts: list[str]) -> None:
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
@@ -60,6 +60,26 @@ def recipe(root: Path, **corpus: Any) -> Recipe:
     sources = [{"path": "a.jsonl"}, {"path": "b.jsonl"}]
     settings = {"sources": sources, "heldout_fraction": 0.1} | corpus
     return Recipe(name="test", data=root / "data", run=root / "runs", corpus=settings)  # type: ignore[arg-type]
+
+
+def prepared(recipe: Recipe, tokenizer: Tokenizer = TOKENIZER, **options: bool) -> Path:
+    """A folder in that of the recipe's run, with its corpus."""
+    folder = recipe.folder / "corpus"
+    prepare(recipe, tokenizer, folder, **options)
+    return folder
+
+
+def prepared_labelled(recipe: Recipe) -> Path:
+    """The same for its labelled text."""
+    texts, folder = recipe.folder / "texts", recipe.folder / "labelled"
+    write_texts(recipe, texts)
+    prepare_labelled(recipe, TOKENIZER, texts, folder)
+    return folder
+
+
+def named(recipe: Recipe, name: str) -> Recipe:
+    """The recipe with another folder."""
+    return recipe.model_copy(update={"name": name})
 
 
 @pytest.fixture
@@ -99,7 +119,7 @@ def as_read(texts: list[str]) -> list[str]:
 
 
 def test_prepare_keeps_every_document_in_order_over_several_shards(root: Path) -> None:
-    folder = prepare(recipe(root, heldout_fraction=0), TOKENIZER)
+    folder = prepared(recipe(root, heldout_fraction=0))
     written = [document.text for s in recipe(root).corpus.sources for document in documents(s, root / "data")]
     assert len(PreparedText.open(folder / "train").shards) > 5
     assert texts_of(folder / "train") == as_read(written)
@@ -107,7 +127,7 @@ def test_prepare_keeps_every_document_in_order_over_several_shards(root: Path) -
 
 
 def test_prepare_boundaries_are_those_of_sentences_and_documents(root: Path) -> None:
-    folder = prepare(recipe(root), TOKENIZER) / "train"
+    folder = prepared(recipe(root)) / "train"
     text, opened = window(folder), PreparedText.open(folder)
     assert (text.sentence_starts[0], text.sentence_starts[-1]) == (0, opened.tokens)
     assert (text.document_starts[0], text.document_starts[-1]) == (0, len(text.sentence_starts) - 1)
@@ -118,7 +138,7 @@ def test_prepare_boundaries_are_those_of_sentences_and_documents(root: Path) -> 
 
 
 def test_prepare_counts_agree_with_the_arrays_and_per_source(root: Path) -> None:
-    folder = prepare(recipe(root), TOKENIZER) / "train"
+    folder = prepared(recipe(root)) / "train"
     text, manifest = PreparedText.open(folder), json.loads((folder / "manifest.json").read_text())
     assert list(manifest["sources"]) == ["a", "b"]
     for key, total in (("tokens", text.tokens), ("documents", text.documents)):
@@ -135,9 +155,9 @@ def test_entropy_is_in_nats() -> None:
 
 def test_prepare_stores_ids_of_a_large_vocabulary_in_32_bits(root: Path) -> None:
     large = Tokenizer.from_vocab([*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)), *TOKENIZER.vocab[5:]])
-    narrow = window(prepare(recipe(root), TOKENIZER) / "train")
+    narrow = window(prepared(recipe(root)) / "train")
     assert narrow.tokens(0, 6).dtype == np.uint16
-    wide = window(prepare(recipe(root), large) / "train")
+    wide = window(prepared(named(recipe(root), "large"), large) / "train")
     assert wide.tokens(0, 6).dtype == np.uint32
     assert np.array_equal(wide.sentence_starts, narrow.sentence_starts)
 
@@ -145,13 +165,13 @@ def test_prepare_stores_ids_of_a_large_vocabulary_in_32_bits(root: Path) -> None
 def test_prepare_does_not_split_lines_that_are_sentences(root: Path) -> None:
     (root / "data" / "lines.txt").write_text("The film. The plot was good\nthe joke\n\nThe hero was bad\nthe end")
     source = {"path": "lines.txt", "lines": "sentence"}
-    text = window(prepare(recipe(root, sources=[source], heldout_fraction=0), TOKENIZER) / "train")
+    text = window(prepared(recipe(root, sources=[source], heldout_fraction=0)) / "train")
     assert np.diff(text.sentence_starts).tolist() == [7, 2, 4, 2]
     assert text.document_starts.tolist() == [0, 2, 4]
 
 
 def test_prepare_writes_the_same_bytes_from_the_same_text(root: Path) -> None:
-    one, two = (prepare(recipe(root).model_copy(update={"name": name}), TOKENIZER) for name in "ab")
+    one, two = (prepared(named(recipe(root), name)) for name in "ab")
     assert contents(one) == contents(two)
 
 
@@ -159,7 +179,7 @@ def test_prepare_writes_the_same_bytes_from_the_same_text(root: Path) -> None:
 
 
 def test_prepare_puts_no_document_in_both_train_and_heldout(root: Path) -> None:
-    folder = prepare(recipe(root, heldout_fraction=0.3), TOKENIZER)
+    folder = prepared(recipe(root, heldout_fraction=0.3))
     train = texts_of(folder / "train")
     heldout = [t for name in ("a", "b") for t in texts_of(folder / "heldout" / name)]
     assert len(train) + len(heldout) == 100
@@ -169,8 +189,8 @@ def test_prepare_puts_no_document_in_both_train_and_heldout(root: Path) -> None:
 
 def test_prepare_puts_equal_texts_in_one_part(root: Path) -> None:
     texts = write_documents(root / "data" / "a.jsonl", 50, seed=3)
-    write_texts(root / "data" / "b.jsonl", [f"  {text.upper()} " for text in texts])
-    folder = prepare(recipe(root, heldout_fraction=0.4), TOKENIZER)
+    write_rows(root / "data" / "b.jsonl", [f"  {text.upper()} " for text in texts])
+    folder = prepared(recipe(root, heldout_fraction=0.4))
     train = set(texts_of(folder / "train"))
     heldout = [set(texts_of(folder / "heldout" / name)) for name in ("a", "b")]
     assert heldout[0] == heldout[1]
@@ -178,11 +198,11 @@ def test_prepare_puts_equal_texts_in_one_part(root: Path) -> None:
 
 
 def test_prepare_split_does_not_depend_on_other_documents_or_seed(root: Path) -> None:
-    before = texts_of(prepare(recipe(root, heldout_fraction=0.3), TOKENIZER) / "heldout" / "a")
+    before = texts_of(prepared(recipe(root, heldout_fraction=0.3)) / "heldout" / "a")
     with (root / "data" / "a.jsonl").open("a") as file:
         file.write(json.dumps({"text": "The hero. The plot."}) + "\n")
-    again = recipe(root, heldout_fraction=0.3).model_copy(update={"seed": 9})
-    after = texts_of(prepare(again, TOKENIZER) / "heldout" / "a")
+    again = recipe(root, heldout_fraction=0.3).model_copy(update={"seed": 9, "name": "again"})
+    after = texts_of(prepared(again) / "heldout" / "a")
     assert [text for text in after if text != "the hero. the plot."] == before
 
 
@@ -207,7 +227,7 @@ def test_pretraining_inputs_put_a_text_of_several_groups_in_one_part(tmp_path: P
 
 def test_pretraining_inputs_put_a_text_of_two_sources_in_one_part(tmp_path: Path) -> None:
     texts = [f"a text about {letter}" for letter in ascii_lowercase]
-    write_texts(tmp_path / "data" / "a.jsonl", texts)
+    write_rows(tmp_path / "data" / "a.jsonl", texts)
     rows = [json.dumps({"author": f"author {n % 5}", "text": text}) for n, text in enumerate(texts)]
     (tmp_path / "data" / "b.jsonl").write_text("\n".join(rows))
     sources = [{"path": "a.jsonl"}, {"path": "b.jsonl", "group": "author"}]
@@ -219,8 +239,8 @@ def test_pretraining_inputs_put_a_text_of_two_sources_in_one_part(tmp_path: Path
 
 def test_pretraining_inputs_do_not_train_on_what_a_small_source_of_the_same_texts_holds_out(tmp_path: Path) -> None:
     texts = [f"a text about {letter}" for letter in ascii_lowercase]
-    write_texts(tmp_path / "data" / "a.jsonl", texts)
-    write_texts(tmp_path / "data" / "b.jsonl", [text for text in texts if text_hash(text) > 2**63][:2])
+    write_rows(tmp_path / "data" / "a.jsonl", texts)
+    write_rows(tmp_path / "data" / "b.jsonl", [text for text in texts if text_hash(text) > 2**63][:2])
     sources = [{"path": "a.jsonl"}, {"path": "b.jsonl"}]
     for order in (sources, sources[::-1]):
         train, heldout = parts_of(recipe(tmp_path, sources=order, heldout_fraction=0.3))
@@ -240,7 +260,7 @@ def test_pretraining_inputs_leave_out_groups_of_heldout_sources(tmp_path: Path) 
 
 def test_pretraining_inputs_of_a_network_that_is_trained_on_leave_out_texts_of_finetune_test(tmp_path: Path) -> None:
     texts = [f"a text about {letter}" for letter in ascii_lowercase]
-    write_texts(tmp_path / "data" / "a.jsonl", texts)
+    write_rows(tmp_path / "data" / "a.jsonl", texts)
     (tmp_path / "data" / "test.jsonl").write_text(json.dumps({"body": " A  text about b", "label": 1}) + "\n")
     made = recipe(tmp_path, sources=[{"path": "a.jsonl"}], heldout_fraction=0.3)
     test = SourceConfig(path="test.jsonl", text="body", label="label")  # type: ignore[arg-type]
@@ -252,18 +272,18 @@ def test_pretraining_inputs_of_a_network_that_is_trained_on_leave_out_texts_of_f
 
 def test_prepare_leaves_documents_of_heldout_sources_out_of_train(root: Path) -> None:
     shared = write_documents(root / "data" / "a.jsonl", 30, seed=4)
-    write_texts(root / "data" / "dev.jsonl", [shared[3], shared[7].upper(), "The plot was good."])
+    write_rows(root / "data" / "dev.jsonl", [shared[3], shared[7].upper(), "The plot was good."])
     settings = {"heldout": [{"path": "dev.jsonl"}], "sources": [{"path": "a.jsonl"}], "heldout_fraction": 0.5}
-    folder = prepare(recipe(root, **settings), TOKENIZER)
+    folder = prepared(recipe(root, **settings))
     assert texts_of(folder / "train") == as_read(shared[:3] + shared[4:7] + shared[8:])
     assert len(texts_of(folder / "heldout" / "dev")) == 3
     assert [path.name for path in (folder / "heldout").iterdir()] == ["dev"]
 
 
 def test_prepare_holds_out_one_document_of_a_small_source_and_never_the_only_one(root: Path) -> None:
-    write_texts(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad.", "The film  was GOOD."])
-    write_texts(root / "data" / "b.jsonl", ["The hero was bad."])
-    folder = prepare(recipe(root, heldout_fraction=1e-9), TOKENIZER)
+    write_rows(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad.", "The film  was GOOD."])
+    write_rows(root / "data" / "b.jsonl", ["The hero was bad."])
+    folder = prepared(recipe(root, heldout_fraction=1e-9))
     sides = [texts_of(folder / part) for part in ("train", "heldout/a")]
     assert sorted({*sides[0]} - {"the hero was bad."} | {*sides[1]}) == [
         "the film was good.",
@@ -273,9 +293,9 @@ def test_prepare_holds_out_one_document_of_a_small_source_and_never_the_only_one
 
 
 def test_prepare_never_holds_out_a_whole_source(root: Path) -> None:
-    write_texts(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad."])
-    write_texts(root / "data" / "b.jsonl", ["The hero was bad."])
-    folder = prepare(recipe(root, heldout_fraction=1 - 1e-9), TOKENIZER)
+    write_rows(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad."])
+    write_rows(root / "data" / "b.jsonl", ["The hero was bad."])
+    folder = prepared(recipe(root, heldout_fraction=1 - 1e-9))
     sides = [texts_of(folder / part) for part in ("train", "heldout/a")]
     assert [len(side) for side in sides] == [2, 1]
     assert "the hero was bad." in sides[0]
@@ -285,21 +305,12 @@ def test_prepare_never_holds_out_a_whole_source(root: Path) -> None:
 # --- interruptions
 
 
-def test_prepare_beside_another_prepare_is_refused(root: Path) -> None:
-    with (
-        occupied(root / "runs" / "test"),
-        pytest.raises(RunError, match=r"another process works in .*test: wait until it ends"),
-    ):
-        prepare(recipe(root), TOKENIZER)
-    assert prepare(recipe(root), TOKENIZER)
-
-
 class Killed(BaseException):
     """Stands for a signal: nothing in the program expects it."""
 
 
-def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], int]:
-    """Let that many shards be made, then end in the middle of one. Returns how many were asked for since."""
+def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let that many shards be made, then end in the middle of one."""
     original = local_engine.make_shard
     calls = [0]
 
@@ -313,7 +324,6 @@ def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], in
         return original(encoder, corpus, shard_input)
 
     monkeypatch.setattr(local_engine, "make_shard", make_shard)
-    return lambda: calls[0]
 
 
 def made_at(folder: Path) -> dict[str, int]:
@@ -323,76 +333,36 @@ def made_at(folder: Path) -> dict[str, int]:
 def test_prepare_continues_with_the_shards_that_an_interrupted_run_is_missing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = contents(prepare(recipe(root).model_copy(update={"name": "whole"}), TOKENIZER))
+    expected = contents(prepared(named(recipe(root), "whole")))
     folder = recipe(root).folder / "corpus"
     with monkeypatch.context() as patch:
         killed_after(patch, 4)
         with pytest.raises(Killed):
-            prepare(recipe(root), TOKENIZER)
+            prepared(recipe(root))
     with pytest.raises(CorpusError, match="not prepared, or not completely; run prepare"):
         PreparedText.open(folder / "train")
     before = {name: time for name, time in made_at(folder).items() if "tmp" not in name}
     assert len(before) == 4 * 3
-    assert prepare(recipe(root), TOKENIZER) == folder
+    assert prepared(recipe(root)) == folder
     assert before.items() <= made_at(folder).items()
     assert {k: v for k, v in contents(folder).items() if "tmp" not in k} == expected
 
 
-def test_prepare_of_a_complete_corpus_makes_no_shard(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare(recipe(root), TOKENIZER)
-    killed_after(monkeypatch, 0)
-    prepare(recipe(root), TOKENIZER)
-
-
-def test_prepare_does_not_take_a_heldout_only_corpus_for_a_whole_one(root: Path) -> None:
-    folder = prepare(recipe(root), TOKENIZER, heldout_only=True)
-    assert not (folder / "train").exists()
-    assert PreparedText.open(prepare(recipe(root), TOKENIZER) / "train").documents
+def test_prepare_heldout_only_leaves_out_the_text_to_train_on(root: Path) -> None:
+    folder = prepared(recipe(root), heldout_only=True)
+    whole = prepared(named(recipe(root), "whole"))
+    assert [path.name for path in folder.iterdir()] == ["heldout"]
+    assert contents(folder / "heldout") == contents(whole / "heldout")
 
 
 def test_prepare_makes_lost_and_damaged_shards_again(root: Path) -> None:
-    folder = prepare(recipe(root), TOKENIZER)
+    folder = prepared(recipe(root))
     expected = contents(folder)
     (folder / "train" / "000001" / "tokens.npy").unlink()
     with (folder / "train" / "000002" / "tokens.npy").open("ab") as file:
         file.write(b"more")
     (folder / "heldout" / "a" / "manifest.json").unlink()
-    assert contents(prepare(recipe(root), TOKENIZER)) == expected
-
-
-@pytest.mark.parametrize("change", ["recipe", "tokenizer", "text"])
-def test_prepare_of_another_recipe_tokenizer_or_text_starts_over(
-    root: Path, caplog: pytest.LogCaptureFixture, change: str
-) -> None:
-    folder = prepare(recipe(root), TOKENIZER)
-    stray = folder / "train" / "000999"
-    stray.mkdir()
-    if change == "text":
-        write_documents(root / "data" / "b.jsonl", 40, seed=5)
-    settings: dict[str, Any] = {"heldout_fraction": 0.2} if change == "recipe" else {}
-    prepare(recipe(root, **settings), CASED if change == "tokenizer" else TOKENIZER)
-    assert "made from another recipe, tokenizer or text: making it again" in caplog.text
-    assert not stray.exists()
-
-
-def test_prepare_does_not_replace_a_corpus_that_a_run_reads(root: Path) -> None:
-    folder = prepare(recipe(root), TOKENIZER)
-    before = made_at(folder)
-    with occupied(folder.parent / "pretrain" / "rank-0"):
-        prepare(recipe(root), TOKENIZER)
-        with pytest.raises(RunError, match=r"another process works in .*rank-0"):
-            prepare(recipe(root), CASED)
-    assert made_at(folder) == before
-
-
-def test_prepare_knows_a_corpus_that_moved_with_its_text(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    prepare(recipe(root), TOKENIZER)
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "project"
-    root.rename(elsewhere)
-    folder = elsewhere / "runs" / "test" / "corpus"
-    before = made_at(folder)
-    assert prepare(recipe(elsewhere), TOKENIZER) == folder
-    assert made_at(folder) == before
+    assert contents(prepared(recipe(root))) == expected
 
 
 # --- workers
@@ -400,8 +370,8 @@ def test_prepare_knows_a_corpus_that_moved_with_its_text(root: Path, tmp_path_fa
 
 def test_make_shards_in_worker_processes_writes_the_same_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_engine, "SMALL_CHARACTERS", 0)
-    one = contents(prepare(recipe(root).model_copy(update={"name": "one"}), TOKENIZER))
-    two = contents(prepare(recipe(root).model_copy(update={"name": "two"}), TOKENIZER))
+    one = contents(prepared(named(recipe(root), "one")))
+    two = contents(prepared(named(recipe(root), "two")))
     assert one == two
 
 
@@ -428,7 +398,7 @@ def test_make_shards_dead_worker_says_what_to_do(root: Path, monkeypatch: pytest
     monkeypatch.setattr(local_engine, "SMALL_CHARACTERS", 0)
     monkeypatch.setattr(local_engine, "ProcessPoolExecutor", DyingPool)
     with pytest.raises(CorpusError, match=r"a worker process died.*run prepare again, it continues"):
-        prepare(recipe(root), TOKENIZER)
+        prepared(recipe(root))
 
 
 def test_prepare_on_a_cluster_without_ray_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,47 +407,28 @@ def test_prepare_on_a_cluster_without_ray_says_what_to_do(root: Path, monkeypatc
     with pytest.raises(
         CorpusError, match=r"RAY_ADDRESS is set, but Ray is not installed: .* pip install .*\[cluster\]"
     ):
-        prepare(recipe(root), TOKENIZER)
+        prepared(recipe(root))
 
 
 # --- what is refused
 
 
-def test_check_corpus_settings_names_the_settings_that_changed(root: Path) -> None:
-    folder = prepare(recipe(root), TOKENIZER)
-    (root / "data").rename(root / "elsewhere")  # it is compared without the texts
-    noted = [{"path": "a.jsonl", "note": "public domain"}, {"path": "b.jsonl"}]
-    check_corpus_settings(recipe(root, sources=noted))
-    with pytest.raises(CorpusError, match=r"other settings \(corpus\.sources has changed\); run prepare again"):
-        check_corpus_settings(recipe(root, sources=[{"path": "a.jsonl"}]))
-    (folder / "fingerprint.json").unlink()
-    check_corpus_settings(recipe(root, sources=[{"path": "a.jsonl"}]))
-
-
-def test_prepare_of_an_unreadable_source_keeps_the_earlier_corpus(root: Path) -> None:
-    before = made_at(prepare(recipe(root), TOKENIZER))
-    misspelt = [{"path": "a.jsonl"}, {"path": "b.jsonl", "text": ["txet"]}]
-    with pytest.raises(SourceError, match="txet"):
-        prepare(recipe(root, sources=misspelt), TOKENIZER)
-    assert made_at(recipe(root).folder / "corpus") == before
-
-
 def test_check_tokenizer_of_another_vocabulary_is_an_error(root: Path) -> None:
-    corpus = PreparedText.open(prepare(recipe(root), TOKENIZER) / "train")
+    corpus = PreparedText.open(prepared(recipe(root)) / "train")
     corpus.check_tokenizer(TOKENIZER)
     with pytest.raises(CorpusError, match="made with another tokenizer; run prepare again"):
         corpus.check_tokenizer(CASED)
 
 
 def test_prepared_text_with_a_missing_file_names_it(root: Path) -> None:
-    folder = prepare(recipe(root), TOKENIZER) / "train"
+    folder = prepared(recipe(root)) / "train"
     (folder / "000001" / "sentences.npy").unlink()
     with pytest.raises(CorpusError, match=r"train/000001/sentences\.npy: missing.*run prepare again"):
         PreparedText.open(folder)
 
 
 def test_prepared_text_of_another_version_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = prepare(recipe(root), TOKENIZER) / "train"
+    folder = prepared(recipe(root)) / "train"
     monkeypatch.setattr(reader_module, "FORMAT", 99)
     with pytest.raises(CorpusError, match="another version"):
         PreparedText.open(folder)
@@ -489,15 +440,15 @@ def test_prepared_text_of_an_unprepared_folder_is_an_error(tmp_path: Path) -> No
 
 
 def test_prepare_without_text_to_train_on_is_an_error(root: Path) -> None:
-    write_texts(root / "data" / "a.jsonl", ["Ξένο κείμενο."])
+    write_rows(root / "data" / "a.jsonl", ["Ξένο κείμενο."])
     with pytest.raises(CorpusError, match="have no text to train on"):
-        prepare(recipe(root, sources=[{"path": "a.jsonl"}]), TOKENIZER)
+        prepared(recipe(root, sources=[{"path": "a.jsonl"}]))
 
 
 def test_prepare_passes_over_shards_and_heldout_sources_without_known_words(root: Path) -> None:
-    write_texts(root / "data" / "a.jsonl", ["Ξένο κείμενο είναι."] * 200)
-    write_texts(root / "data" / "dev.jsonl", ["Ξένο κείμενο εδώ."])
-    folder = prepare(recipe(root, heldout=[{"path": "dev.jsonl"}]), TOKENIZER)
+    write_rows(root / "data" / "a.jsonl", ["Ξένο κείμενο είναι."] * 200)
+    write_rows(root / "data" / "dev.jsonl", ["Ξένο κείμενο εδώ."])
+    folder = prepared(recipe(root, heldout=[{"path": "dev.jsonl"}]))
     text = PreparedText.open(folder / "train")
     assert [shard.tokens for shard in text.shards][:2] == [0, 0]
     assert len(texts_of(folder / "train")) == text.documents == 40
@@ -514,28 +465,28 @@ def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.
         CorpusError,
         match=r"device; free some space on its disk\. Remove the cause, then run the same",
     ):
-        prepare(recipe(root), TOKENIZER)
+        prepared(recipe(root))
 
 
 def test_prepare_warns_of_blank_lines_between_sentences(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(6)
     (root / "data" / "lines.txt").write_text("\n\n".join(sentence(rng) for _ in range(50)))
-    prepare(recipe(root, sources=[{"path": "lines.txt"}, {"path": "a.jsonl"}]), TOKENIZER)
+    prepared(recipe(root, sources=[{"path": "lines.txt"}, {"path": "a.jsonl"}]))
     advice = [record.getMessage() for record in caplog.records if "blank line" in record.getMessage()]
     assert len(advice) >= 1
     assert all(message.startswith("lines:") for message in advice)
 
 
 def test_prepare_warns_of_sentences_that_were_cut(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_texts(root / "data" / "b.jsonl", ["The film was good. I liked it.", "the film was good " * 40])
-    prepare(recipe(root, heldout_fraction=0), TOKENIZER)
+    write_rows(root / "data" / "b.jsonl", ["The film was good. I liked it.", "the film was good " * 40])
+    prepared(recipe(root, heldout_fraction=0))
     assert "b: 1 sentences have more than 125 tokens and were cut" in caplog.text
     assert "a: " not in caplog.text
 
 
 def test_prepare_warns_of_unknown_words(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_texts(root / "data" / "b.jsonl", ["The film was good.", "Ξένο κείμενο είναι."])
-    prepare(recipe(root, heldout_fraction=0), TOKENIZER)
+    write_rows(root / "data" / "b.jsonl", ["The film was good.", "Ξένο κείμενο είναι."])
+    prepared(recipe(root, heldout_fraction=0))
     message = (
         "b: 53% of the letters become [UNK] (1 sentences, mostly [UNK], are dropped): the vocabulary does not have"
     )
@@ -550,10 +501,10 @@ def test_prepare_warns_of_scripts_without_blanks_between_words(
     (root / "data" / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
     if is_labelled:
         finetune = FinetuneConfig(train=(SourceConfig(path="c.jsonl", label="label"),), dev_fraction=0)
-        prepare_labelled(recipe(root).model_copy(update={"finetune": finetune}), TOKENIZER)
+        prepared_labelled(recipe(root).model_copy(update={"finetune": finetune}))
     else:
         with pytest.raises(CorpusError, match=r"corpus\.sources have no text to train on"):
-            prepare(recipe(root, sources=[{"path": "c.jsonl"}], heldout_fraction=0), TOKENIZER)
+            prepared(recipe(root, sources=[{"path": "c.jsonl"}], heldout_fraction=0))
     (advice,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert re.match(r"c: (98|100)% of the letters become \[UNK\].*: a word of more than 100 characters is", advice)
 
@@ -564,7 +515,7 @@ def test_prepare_labelled_keeps_the_domain_and_the_group_of_each_text(tmp_path: 
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = SourceConfig(path="a.jsonl", label="label", by="shop", group="film")
     config = FinetuneConfig(train=(source,), dev_fraction=0.0, augment_fraction=0.0)
-    made = prepare_labelled(Recipe(name="x", data=tmp_path, run=tmp_path, finetune=config), TOKENIZER)
+    made = prepared_labelled(Recipe(name="x", data=tmp_path, run=tmp_path, finetune=config))
     domains, groups = (PreparedText.open(made / "train").column(name) for name in ("domains", "groups"))
     assert domains is not None
     assert [domain.decode() for domain in domains.tolist()] == shops
@@ -578,15 +529,15 @@ def test_prepare_labelled_warns_of_words_that_the_network_does_not_know(
     rows = [{"text": "The film was good.", "label": 1}, {"text": "Ξένο κείμενο.", "label": 0}]
     (root / "data" / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
     finetune = FinetuneConfig(train=(SourceConfig(path="c.jsonl", label="label"),), dev_fraction=0)
-    folder = prepare_labelled(recipe(root).model_copy(update={"finetune": finetune}), TOKENIZER)
+    folder = prepared_labelled(recipe(root).model_copy(update={"finetune": finetune}))
     assert "c: 41% of the letters become [UNK]: the network's vocabulary does not have them. Start from" in caplog.text
     assert PreparedText.open(folder / "train").documents == 2
 
 
 def test_prepare_warns_of_few_heldout_documents(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    prepare(recipe(root, heldout_fraction=0.05), TOKENIZER)
+    prepared(recipe(root, heldout_fraction=0.05))
     assert "documents are held out, so figures on them are mostly chance; raise corpus.heldout_fr" in caplog.text
     caplog.clear()
     write_documents(root / "data" / "dev.jsonl", 30, seed=9)
-    prepare(recipe(root, heldout=[{"path": "dev.jsonl"}]), TOKENIZER)
+    prepared(named(recipe(root, heldout=[{"path": "dev.jsonl"}]), "more"))
     assert "are held out, so" not in caplog.text

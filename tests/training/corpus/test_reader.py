@@ -29,8 +29,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> PreparedText:
         rows = (" ".join([LETTERS[n % 10]] * (n + 1)) + f"\n{LETTERS[n % 7]}" for n in range(SHARDS))
         (folder / "a.txt").write_text("\n\n".join(rows))
         corpus = {"sources": [{"path": "a.txt"}], "heldout_fraction": 0}
-        recipe = Recipe(name="r", data=folder, run=folder, corpus=corpus)  # type: ignore[arg-type]
-        return PreparedText.open(prepare(recipe, TOKENIZER) / "train")
+        prepare(Recipe(name="r", data=folder, corpus=corpus), TOKENIZER, folder / "corpus")  # type: ignore[arg-type]
+        return PreparedText.open(folder / "corpus" / "train")
 
 
 def mapped_files(folder: Path) -> int:

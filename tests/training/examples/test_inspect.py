@@ -11,6 +11,7 @@ from tests.training.conftest import MakeRecipe
 from training.examples.inspect import decode, inspect, shares
 from training.examples.masking import Example
 from training.examples.pairs import PairKind
+from training.recipe import Recipe
 
 
 def example(tokenizer: Tokenizer, shown: list[str], masked: dict[int, str], kind: PairKind) -> Example:
@@ -32,8 +33,12 @@ def test_decode_of_a_single_segment_says_so(tokenizer: Tokenizer) -> None:
     assert "it[it]" in text
 
 
+def inspected(recipe: Recipe, examples: int) -> str:
+    return inspect(recipe, Tokenizer.load(recipe.folder / "tokenizer"), recipe.folder / "corpus", examples)
+
+
 def test_inspect_prints_examples_and_shares(make_recipe: MakeRecipe) -> None:
-    text = inspect(make_recipe(), 3)
+    text = inspected(make_recipe(), 3)
     assert text.count("[CLS]") == 3
     assert re.search(r"^masked: [\d.]+% of the tokens; of these [\d.]+% as \[MASK\]", text, re.MULTILINE)
 
@@ -58,4 +63,4 @@ def test_shares_of_kinds_labels_and_masks(tokenizer: Tokenizer) -> None:
 
 
 def test_inspect_of_more_examples_than_there_are_shows_all(make_recipe: MakeRecipe) -> None:
-    assert inspect(make_recipe(), 100_000).count("[CLS]") > 100
+    assert inspected(make_recipe(), 100_000).count("[CLS]") > 100

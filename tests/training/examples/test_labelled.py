@@ -16,6 +16,7 @@ from model.tokenizer import Tokenizer
 from tests.conftest import MakeCheckpoint
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
+from training.corpus.texts import write_texts
 from training.examples.labelled import LabelledStream, LabelledTexts, document_lengths, encode_texts, labelled_window
 from training.examples.loader import LANES, MicroBatches
 from training.examples.masking import Vocabulary, mask
@@ -35,8 +36,10 @@ def stream(folder: Path, tokenizer: Tokenizer, rows: list[dict[str, Any]], **sou
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     train = ({"path": "a.jsonl", "label": "label"} | source,)
     finetune = {"train": train, "dev_fraction": 0.0, "augment_fraction": 0.0}
-    recipe = Recipe(name="labelled", data=folder, run=folder, finetune=finetune)  # type: ignore[arg-type]
-    text = PreparedText.open(prepare_labelled(recipe, tokenizer) / "train")
+    recipe = Recipe(name="labelled", data=folder, finetune=finetune)  # type: ignore[arg-type]
+    write_texts(recipe, folder / "texts")
+    prepare_labelled(recipe, tokenizer, folder / "texts", folder / "labelled")
+    text = PreparedText.open(folder / "labelled" / "train")
     return LabelledStream(text, tokenizer, 2, max_length=64, teacher_weight=None, seed=1, micro_batch_tokens=512)
 
 

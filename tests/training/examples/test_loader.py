@@ -193,7 +193,8 @@ def test_tiny_corpus_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_vocab([*SPECIAL_TOKENS, *"abcdefgh", "."])
     (tmp_path / "a.txt").write_text("a b c d. e f g h.\n\nb c d e. f g. h a b.")
     corpus = {"sources": [{"path": "a.txt"}], "heldout_fraction": 0}
-    recipe = Recipe(name="few", data=tmp_path, run=tmp_path, corpus=corpus)  # type: ignore[arg-type]
-    text = PreparedText.open(prepare(recipe, tokenizer) / "train")
+    recipe = Recipe(name="few", data=tmp_path, corpus=corpus)  # type: ignore[arg-type]
+    prepare(recipe, tokenizer, tmp_path / "corpus")
+    text = PreparedText.open(tmp_path / "corpus" / "train")
     with pytest.raises(CorpusError, match="2 examples; a run needs at least 48: add text"):
         PretrainingStream(text, Vocabulary.of(tokenizer), CONFIG, 1, 256)

@@ -13,53 +13,42 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model import Tokenizer, load_checkpoint, save_checkpoint
+from model import Tokenizer, load_checkpoint
 from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
+from tests.training.stages import made, put_network, save_new_network
 from tests.training.texts import squeezed
 from training.__main__ import main
 from training.errors import RunError
 from training.export.model_card import _portable_recipe
 from training.export.run import export
-from training.finetune.run import finetune
-from training.finetune.selection import SeedResult, best_seed, load_results, save_results, seed_folder
-from training.pretrain.run import new_model, pretrain
+from training.loop.stage import DONE
+from training.pretrain.run import new_model
 from training.recipe import Recipe, load_recipe, read_resolved
-from training.report.run import evaluate
 from training.runtime import checkpoint_dir
 from training.runtime.checkpoint_dir import check_target, write_checkpoint_dir
+from training.runtime.files import read_json, write_json
+from training.stages import Pipeline
 
-
-def save_new_network(recipe: Recipe) -> Recipe:
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
-    return recipe
+TRAINED = ("pretrain.tokens=2560", "finetune.seeds=[5, 6]", "finetune.epochs=0.5", "device=cpu")
 
 
 @pytest.fixture(scope="module")
 def trained(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A short run with overrides, evaluated; read only."""
     run = tmp_path_factory.mktemp("trained")
-    recipe = make_recipe_in(run, "pretrain.tokens=2560", "finetune.seeds=[5, 6]", "finetune.epochs=0.5", "device=cpu")
+    recipe = make_recipe_in(run, *TRAINED)
     torch.set_num_threads(1)
-    assert pretrain(recipe)
-    later = recipe.model_copy(  # a command that does not repeat the override of pretraining
-        update={
-            "pretrain": recipe.pretrain.model_copy(update={"tokens": 12800}),
-            "overrides": tuple(each for each in recipe.overrides if not each.startswith("pretrain")),
-        }
-    )
-    assert finetune(later)
-    evaluate(later)
+    assert made(recipe, "pretrain", "finetune", "evaluate")
     return recipe
 
 
 @pytest.fixture
 def run(trained: Recipe, make_recipe: MakeRecipe) -> Recipe:
-    """A copy of the trained run, with the recipe as a later command without the overrides loads it."""
-    recipe = make_recipe()
+    """A copy of the trained run."""
+    recipe = make_recipe(*TRAINED)
     shutil.rmtree(recipe.folder)
-    shutil.copytree(trained.folder, recipe.folder)
+    shutil.copytree(trained.folder, recipe.folder, symlinks=True)
     return recipe
 
 
@@ -170,8 +159,8 @@ def test_checkpoint_dir_that_is_read_back_differently_is_an_error(
 def test_export_of_the_models_that_exist(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     recipe = make_recipe()
     with pytest.raises(RunError, match="run pretrain or finetune first"):
-        export(recipe)
-    written = export(save_new_network(recipe))
+        export(Pipeline(recipe))
+    written = export(Pipeline(save_new_network(recipe)))
     assert written == [recipe.folder / "export" / "pretrained"]
     assert {tensor.dtype for tensor in load_file(written[0] / "model.safetensors").values()} == {torch.float16}
     assert "has no sentiment model yet; it is left out" in caplog.text
@@ -179,7 +168,7 @@ def test_export_of_the_models_that_exist(make_recipe: MakeRecipe, caplog: pytest
 
 def test_export_ends_with_sizes_and_the_command_to_serve(run: Recipe, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    written = export(run)
+    written = export(Pipeline(run))
     assert written == [run.folder / "export" / name for name in ("pretrained", "sentiment")]
     assert all(line.startswith(f"{path}: ") for path, line in zip(written, caplog.messages[-3:-1], strict=True))
     assert all(line.endswith(" MB)") for line in caplog.messages[-3:-1])
@@ -188,18 +177,18 @@ def test_export_ends_with_sizes_and_the_command_to_serve(run: Recipe, caplog: py
 
 
 def test_export_can_be_repeated(run: Recipe) -> None:
-    assert export(run) == export(run)
+    assert export(Pipeline(run)) == export(Pipeline(run))
 
 
 def test_export_folder_says_where_to(run: Recipe, recipe_file: Path, tmp_path: Path) -> None:
     recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.folder={tmp_path / 'weights'}"])
-    assert export(recipe) == [tmp_path / "weights" / name for name in ("pretrained", "sentiment")]
+    assert export(Pipeline(recipe)) == [tmp_path / "weights" / name for name in ("pretrained", "sentiment")]
 
 
 def test_export_classifier_says_where_the_classifier_goes(run: Recipe, recipe_file: Path, tmp_path: Path) -> None:
     target = tmp_path / "my model [2]"
     recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.classifier={target}"])
-    assert export(recipe) == [run.folder / "export" / "pretrained", target]
+    assert export(Pipeline(recipe)) == [run.folder / "export" / "pretrained", target]
     assert load_checkpoint(target).config.labels == ["NEGATIVE", "POSITIVE"]
 
 
@@ -209,7 +198,7 @@ def test_export_into_the_runs_own_folder_is_refused(run: Recipe, recipe_file: Pa
     name, _, path = key.partition("=")
     recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.{name}={run.folder / path}"])
     with pytest.raises(RunError, match=rf"export\.{name} is in .*, whose networks later stages start from; name anoth"):
-        export(recipe)
+        export(Pipeline(recipe))
     assert (run.folder / "pretrained" / "model.safetensors").read_bytes() == before
 
 
@@ -218,7 +207,7 @@ def test_export_writes_nothing_if_one_directory_has_other_files(run: Recipe) -> 
     foreign.parent.mkdir(parents=True)
     foreign.write_text("mine")
     with pytest.raises(RunError, match="holds other files than a checkpoint's"):
-        export(run)
+        export(Pipeline(run))
     assert [path.name for path in (run.folder / "export").iterdir()] == ["sentiment"]
     assert foreign.read_text() == "mine"
 
@@ -227,7 +216,7 @@ def test_export_writes_nothing_if_one_directory_has_other_files(run: Recipe) -> 
 
 
 def test_card_has_the_recipe_that_was_trained_and_not_the_command_line_of_now(run: Recipe, trained: Recipe) -> None:
-    for target in export(run):
+    for target in export(Pipeline(run)):
         card = (target / "README.md").read_text()
         command = "all tiny.toml pretrain.tokens=2560 'finetune.seeds=[5, 6]' finetune.epochs=0.5\n"
         assert f"python -m training {command}" in card
@@ -241,23 +230,23 @@ def test_card_has_the_recipe_that_was_trained_and_not_the_command_line_of_now(ru
 
 
 def test_card_has_the_words_of_now(run: Recipe) -> None:
-    changes = {"description": "Of now.", "limits": ("Irony.",), "seed": 77}
+    changes = {"description": "Of now.", "limits": ("Irony.",), "checkpoint_minutes": 77.0}
     for table, key in (("corpus", "sources"), ("finetune", "train")):
         settings = getattr(run, table)
         sources = tuple(one.model_copy(update={"note": f"Note of {table}"}) for one in getattr(settings, key))
         changes[table] = settings.model_copy(update={key: sources})
-    for target, table in zip(export(run.model_copy(update=changes)), ("corpus", "finetune"), strict=True):
+    for target, table in zip(export(Pipeline(run.model_copy(update=changes))), ("corpus", "finetune"), strict=True):
         card = (target / "README.md").read_text()
         assert "\n\nOf now.\n\n" in card
         assert "\n## Limits\n\n- Irony.\n" in card
         assert re.findall(r"^- .*\. (Note of \w+)$", card, re.MULTILINE) == [f"Note of {table}"]
         resolved = read_resolved(target)
         assert resolved is not None
-        assert resolved.seed != 77
+        assert resolved.checkpoint_minutes != 77
 
 
 def test_card_has_figures_and_plots_of_these_weights(run: Recipe) -> None:
-    cards = [squeezed((target / "README.md").read_text()) for target in export(run)]
+    cards = [squeezed((target / "README.md").read_text()) for target in export(Pipeline(run))]
     assert cards[0].startswith("---\npipeline_tag: fill-mask")
     assert cards[1].startswith("---\npipeline_tag: text-classification")
     for table, owner, other in (("| stories | ", *cards), ("| reviews | 20 |", *cards[::-1])):
@@ -270,8 +259,10 @@ def test_card_has_figures_and_plots_of_these_weights(run: Recipe) -> None:
 
 
 def test_card_has_no_figures_of_other_weights(run: Recipe) -> None:
-    save_new_network(run.model_copy(update={"seed": 9}))
-    (target, _) = export(run)
+    pipeline = Pipeline(run)
+    tokenizer = Tokenizer.load(pipeline.tokenizer.folder)
+    put_network(pipeline.pretrain, new_model(run.model_copy(update={"seed": 9}), tokenizer), tokenizer)
+    (target, _) = export(Pipeline(run))
     card = (target / "README.md").read_text()
     assert "Not evaluated: run `python -m training evaluate tiny.toml pretrain.tokens=2560 " in card
     assert "| stories " not in card
@@ -279,23 +270,22 @@ def test_card_has_no_figures_of_other_weights(run: Recipe) -> None:
 
 
 def test_card_has_the_steps_of_the_seed_that_was_kept(run: Recipe) -> None:
-    kept = best_seed(load_results(run)).seed
-    other = 11 - kept
-    log = seed_folder(run, kept) / "log.jsonl"
-    last = json.loads(log.read_text().splitlines()[-1])
-    log.write_text(log.read_text() + json.dumps(last | {"event": "train", "step": 1234}) + "\n")
-    _, target = export(run)
-    assert "1,234 steps" in (target / "README.md").read_text()
-    save_results(run, [SeedResult(kept, 0.1, 0.5), SeedResult(other, 0.9, 0.5)])
-    _, target = export(run)
-    assert "1,234 steps" not in (target / "README.md").read_text()
+    for kept, (seed, stage) in enumerate(Pipeline(run).seeds.items()):
+        log = (stage.folder / "log.jsonl").read_text()
+        last = json.loads(log.splitlines()[-1])
+        (stage.folder / "log.jsonl").write_text(log + json.dumps(last | {"event": "train", "step": seed * 1111}) + "\n")
+        record = read_json(stage.folder / DONE)
+        figures = {"seed": seed, "dev_score": 0.1 + kept / 2, "dev_loss": 0.5, "dev_error": None}
+        write_json(stage.folder / DONE, record | {"files": {}, "result": figures})
+    _, target = export(Pipeline(run))
+    assert "6,666 steps" in (target / "README.md").read_text()
 
 
 def test_card_names_no_folder_of_this_machine(make_recipe: MakeRecipe, trained: Recipe, tmp_path: Path) -> None:
     source = trained.folder / "pretrained"
     recipe = make_recipe(*(f"finetune.pretrained={source}", "finetune.epochs=0.2", f"export.folder={tmp_path / 'out'}"))
-    assert finetune(recipe)
-    (target,) = export(recipe)
+    assert made(recipe, "finetune")
+    (target,) = export(Pipeline(recipe))
     started = "runs/tiny/pretrained"
     card = (target / "README.md").read_text()
     assert f"finetune.pretrained={started} finetune.epochs=0.2\n" in card
@@ -324,6 +314,10 @@ def test_card_keeps_labels_that_look_like_paths() -> None:
         ("pretrain.start=/else where/mine/first/export/pretrained", "pretrain.start=runs/first/export/pretrained"),
         ("finetune.pretrained=/models/bert-base-uncased", "finetune.pretrained=bert-base-uncased"),
         ("finetune.pretrained=bert-base-uncased", "finetune.pretrained=bert-base-uncased"),
+        (
+            "pretrain.before_decay=/else where/mine/first/pretrain/before-decay.pt",
+            "pretrain.before_decay=runs/first/pretrain/before-decay.pt",
+        ),
         (
             "finetune.test=[{path='/my texts/shop/a.jsonl', label='label'}]",
             "finetune.test=[{path='shop/a.jsonl', label='label'}]",
@@ -354,8 +348,8 @@ def test_card_command_runs(
     start = here / place / "first" / "pretrained"
     arguments = [f"run={here / place}", f"finetune.pretrained={start}", "finetune.epochs=0.1"]
     recipe = load_recipe(str(here / "my recipes" / "own one.toml"), arguments)
-    assert finetune(recipe)
-    (target,) = export(recipe)
+    assert made(recipe, "finetune")
+    (target,) = export(Pipeline(recipe))
     (command,) = re.findall(r"^    (python -m training all .*)$", (target / "README.md").read_text(), re.MULTILINE)
     assert str(tmp_path) not in command
     monkeypatch.chdir(there)

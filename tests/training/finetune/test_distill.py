@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +13,19 @@ import torch
 
 from model import BertForSequenceClassification, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from tests.training.conftest import MakeRecipe
+from tests.training.stages import made, put_network, save_new_network
 from tests.training.texts import review
 from training.__main__ import STOPPED, main
-from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
-from training.errors import CorpusError, RunError
+from training.errors import RunError
 from training.evaluate.classification import predict_classification
 from training.examples.labelled import Fold, LabelledStream, labelled_window
 from training.export.run import export
-from training.finetune.distill import distill
-from training.finetune.run import finetune, starting_point, train_teachers
 from training.finetune.task import classifier_from
 from training.loop.trainer import Trainer
 from training.pretrain.run import new_model
-from training.recipe import Recipe, SourceConfig, load_recipe, read_resolved
+from training.recipe import Recipe, SourceConfig
+from training.stages import Pipeline
 
 LARGER = ("model.hidden_size=64", "finetune.learning_rate=2e-3")
 
@@ -36,24 +34,24 @@ def changed(recipe: Recipe, **changes: object) -> Recipe:
     return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
 
 
-def save_new_network(recipe: Recipe) -> Recipe:
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
-    return recipe
-
-
-def run_distill(recipe: Recipe) -> None:
-    start, recipe = starting_point(recipe)
-    distill(recipe, start.tokenizer)
-
-
 def set_distill(recipe: Recipe, **changes: object) -> Recipe:
     assert recipe.distill is not None
     return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=changes)})
 
 
+def soft_labels(recipe: Recipe) -> Path:
+    stage = Pipeline(recipe).soft_labels
+    assert stage is not None
+    return stage.folder
+
+
 def columns(recipe: Recipe) -> list[Path]:
-    return sorted((recipe.folder / "labelled" / "train").glob("*/target_probs.npy"))
+    return sorted(soft_labels(recipe).glob("*/target_probs.npy"))
+
+
+def train_texts(recipe: Recipe) -> PreparedText:
+    """The labelled texts with their soft labels."""
+    return PreparedText.open(Pipeline(recipe).labelled.folder / "train", soft_labels(recipe))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory
     """A classifier of reviews that is nearly always right."""
     recipe = make_recipe_in(tmp_path_factory.mktemp("teacher"), *LARGER, "finetune.epochs=12")
     torch.set_num_threads(1)
-    assert finetune(save_new_network(recipe))
+    assert made(save_new_network(recipe), "finetune")
     return recipe.folder / "sentiment"
 
 
@@ -69,10 +67,9 @@ def teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory
 def other_teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier with new weights."""
     recipe = make_recipe_in(tmp_path_factory.mktemp("other-teacher"), "seed=5")
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    folder = recipe.folder / "sentiment"
-    save_checkpoint(folder, classifier_from(new_model(recipe, tokenizer), recipe.finetune, 5), tokenizer)
-    return folder
+    stage, tokenizer = Pipeline(recipe).seeds[5], Tokenizer.load(recipe.folder / "tokenizer")
+    put_network(stage, classifier_from(new_model(recipe, tokenizer), recipe.finetune, 5), tokenizer)
+    return stage.folder / "model"
 
 
 @pytest.fixture
@@ -87,8 +84,8 @@ def test_distill_writes_the_teachers_probabilities_beside_each_shard(
     recipe: Recipe, teacher: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    run_distill(recipe)
-    text = PreparedText.open(recipe.folder / "labelled" / "train")
+    assert made(recipe, "distill")
+    text = train_texts(recipe)
     assert [shard.source for shard in text.shards] == ["reviews", "more"]
     assert len(columns(recipe)) == 2
     window = text.window()
@@ -106,12 +103,12 @@ def test_distill_writes_the_teachers_probabilities_beside_each_shard(
     with torch.no_grad():
         expected = loaded.model.eval()(PackedBatch.pack([ids], outputs=[[0]])).softmax(1)[0]
     np.testing.assert_allclose(probabilities[0], expected, atol=0.02)
-    assert f"labelled {text.documents} texts in {text.folder}" in caplog.messages[-1]
+    assert caplog.messages[-1] == f"{teacher} labelled {text.documents} texts"
 
 
 def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
-    run_distill(recipe)
-    window = PreparedText.open(recipe.folder / "labelled" / "train").window()
+    assert made(recipe, "distill")
+    window = train_texts(recipe).window()
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     probabilities, labels = window.column("target_probs"), window.column("labels")
     assert probabilities is not None
@@ -124,80 +121,48 @@ def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
 
 
 def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) -> None:
-    with pytest.raises(RunError, match=r"has no labels of .*/sentiment; run distill first"):
-        finetune(recipe)
-
-
-def test_finetune_keeps_the_teachers_labels_when_it_refuses_changed_settings(recipe: Recipe) -> None:
-    run_distill(recipe)
-    made = {file: file.stat().st_mtime_ns for file in columns(recipe)}
-    with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
-        finetune(changed(recipe, labels={"0": "BAD", "1": "GOOD"}))
-    with pytest.raises(RunError, match=r"labelled was made from another recipe, .* or run distill again"):
-        finetune(changed(recipe, dev_fraction=0.3))
-    assert {file: file.stat().st_mtime_ns for file in columns(recipe)} == made
-    assert finetune(recipe)
-
-
-def test_finetune_without_repeated_overrides_learns_from_the_teacher(
-    recipe: Recipe, recipe_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    run_distill(recipe)
-    assert recipe.distill is not None
-    places = [f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.2"]
-    later = changed(load_recipe(str(recipe_file), places), test=())
-    assert later.distill is None
-    assert finetune(later)
-    teacher = recipe.distill.teacher
-    assert f"learning from the labels of {teacher}; to learn without them, remove [distill]" in caplog.text
-    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
-    assert resolved is not None
-    assert resolved.distill == recipe.distill
-    assert f"distill.teacher={teacher}" in resolved.overrides
-    assert len(columns(recipe)) == 2
+    with pytest.raises(RunError, match=r"tiny has no soft_labels of these settings; run distill first"):
+        made(recipe, "finetune")
 
 
 def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -> None:
-    run_distill(recipe)
+    assert made(recipe, "distill")
     first, second = columns(recipe)
     wanted, kept = np.load(second), first.stat().st_mtime_ns
     second.unlink()
-    (second.parent.parent / "teacher.json").unlink()
     with pytest.raises(RunError, match="run distill first"):
-        finetune(recipe)
-    run_distill(recipe)
+        made(recipe, "finetune")
+    for _ in range(2):  # the second time, nothing is left to do
+        assert made(recipe, "distill")
+        np.testing.assert_array_equal(np.load(second), wanted)
+        assert first.stat().st_mtime_ns == kept
+
+
+def test_distill_labels_a_damaged_shard_again(recipe: Recipe) -> None:
+    assert made(recipe, "distill")
+    first, second = columns(recipe)
+    wanted, kept = np.load(second), first.stat().st_mtime_ns
+    second.write_bytes(second.read_bytes()[:-8])
+    assert made(recipe, "distill")
     np.testing.assert_array_equal(np.load(second), wanted)
     assert first.stat().st_mtime_ns == kept
-    run_distill(recipe)  # nothing is left to do
-    assert first.stat().st_mtime_ns == kept
 
 
-def test_shard_that_was_damaged_is_labelled_again_before_it_is_learned_from(recipe: Recipe) -> None:
-    run_distill(recipe)
-    first, second = columns(recipe)
-    before = np.load(first), np.load(second)
-    (first.parent / "labels.npy").write_bytes(b"")
-    with pytest.raises(CorpusError, match="have no labels of the teacher; run distill again"):
-        finetune(recipe)
-    assert columns(recipe) == [second], "prepare has made the first again"
-    run_distill(recipe)
-    for wanted, made in zip(before, columns(recipe), strict=True):
-        np.testing.assert_array_equal(np.load(made), wanted)
-    assert finetune(recipe)
-
-
-def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(recipe: Recipe, other_teacher: Path) -> None:
-    run_distill(recipe)
-    assert finetune(recipe)
-    before = np.load(columns(recipe)[0])
+def test_distill_by_another_teacher_is_another_result(recipe: Recipe, other_teacher: Path) -> None:
     other = set_distill(recipe, teacher=other_teacher)
+    assert made(recipe, "distill")
     with pytest.raises(RunError, match="run distill first"):
-        finetune(other)
-    run_distill(other)
-    assert np.abs(np.load(columns(recipe)[0]) - before).max() > 0.1
-    with pytest.raises(RunError, match="the teacher has changed"):
-        finetune(other)
+        made(other, "finetune")
+    assert made(other, "distill")
+    assert (recipe.folder / "soft_labels").resolve() == soft_labels(other)
+    assert np.abs(np.load(columns(recipe)[0]) - np.load(columns(other)[0])).max() > 0.1
+
+
+def test_finetune_with_another_weight_of_the_teacher_uses_the_same_labels(recipe: Recipe) -> None:
+    other = set_distill(recipe, weight=0.25)
+    assert made(recipe, "distill", "finetune")
+    assert made(other, "finetune")
+    assert (recipe.folder / "finetune").resolve() == Pipeline(other).seeds[1].folder != Pipeline(recipe).seeds[1].folder
 
 
 def test_student_learns_from_the_teacher_where_labels_are_wrong(
@@ -217,11 +182,11 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
     unlabelled = SourceConfig(path=str(tmp_path / "unlabelled.jsonl"))
     recipe = changed(recipe, train=(SourceConfig(path=str(tmp_path / "wrong.jsonl"), label="label"),))
     recipe = save_new_network(set_distill(recipe, sources=(unlabelled,)))
-    run_distill(recipe)
-    assert finetune(recipe)
+    assert made(recipe, "distill")
+    assert made(recipe, "finetune")
     loaded = load_checkpoint(recipe.folder / "sentiment")
     assert isinstance(loaded.model, BertForSequenceClassification)
-    window = PreparedText.open(recipe.folder / "labelled" / "train").window()
+    window = train_texts(recipe).window()
     answers = predict_classification(loaded.model, labelled_window(window, loaded.tokenizer, 2, 48, 1.0))
     assert answers.figures()["accuracy"].value >= 0.9, "as the teacher says"
 
@@ -230,7 +195,7 @@ def test_distill_without_a_teacher_is_refused(make_recipe: MakeRecipe) -> None:
     with pytest.raises(
         RunError, match=r"no \[distill\]: name a classifier, distill.teacher=\S+, or learn from this run's own teachers"
     ):
-        run_distill(save_new_network(make_recipe()))
+        made(save_new_network(make_recipe()), "distill")
 
 
 def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refused(
@@ -238,34 +203,31 @@ def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refus
 ) -> None:
     recipe = save_new_network(make_recipe(f"distill.teacher={pretrained}"))
     with pytest.raises(RunError, match="is not a classifier"):
-        run_distill(recipe)
+        made(recipe, "distill")
     distilled = set_distill(recipe, teacher=teacher)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
-        run_distill(changed(distilled, labels={"0": "BAD", "1": "GOOD"}))
+        made(changed(distilled, labels={"0": "BAD", "1": "GOOD"}), "distill")
 
 
 FOLDS = ("distill.folds=2", "finetune.epochs=0.5")
 
 
 def test_distill_without_a_teacher_trains_one_per_fold_and_each_labels_what_it_has_not_read(
-    make_recipe: MakeRecipe, recipe_file: Path
+    make_recipe: MakeRecipe,
 ) -> None:
     unlabelled = 'distill.sources=[{name="more", path="test.jsonl"}]'
     recipe = changed(save_new_network(make_recipe(*FOLDS, unlabelled)), test=())
-    folders = [recipe.folder / "teachers" / f"fold-{number}" for number in (0, 1)]
-    with pytest.raises(RunError, match=f"{folders[0] / 'model'} is missing; run distill first"):
-        finetune(recipe)
-    assert train_teachers(recipe)
-    run_distill(recipe)
-    text = PreparedText.open(recipe.folder / "labelled" / "train")
+    assert made(recipe, "distill")
+    text = train_texts(recipe)
     together, groups, labels = (text.column(name) for name in ("target_probs", "groups", "labels"))
     assert together is not None
     assert groups is not None
     assert labels is not None
     alone = []
-    for folder in folders:
-        run_distill(set_distill(recipe, teacher=folder / "model"))
-        alone.append(text.column("target_probs"))
+    for teacher in Pipeline(recipe).teachers:
+        by_one = set_distill(recipe, teacher=teacher.folder / "model")
+        assert made(by_one, "distill")
+        alone.append(train_texts(by_one).column("target_probs"))
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
     for number, is_unread in enumerate([groups % 2 == 0, groups % 2 == 1]):
         chosen = is_unread & (labels >= 0)
@@ -275,24 +237,12 @@ def test_distill_without_a_teacher_trains_one_per_fold_and_each_labels_what_it_h
     np.testing.assert_allclose(together[labels == -1], (alone[0] + alone[1])[labels == -1] / 2, atol=1e-6)
 
 
-def test_distill_is_repeated_and_continued_by_the_same_command(make_recipe: MakeRecipe, recipe_file: Path) -> None:
-    recipe = save_new_network(make_recipe(*FOLDS, "distill.weight=0.7"))
-    arguments = [str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", *FOLDS]
-    assert main(["distill", *arguments, "distill.weight=0.7"]) == 0
-    made = np.load(columns(recipe)[0])
-    assert main(["distill", *arguments, "distill.weight=0.7"]) == 0, "labels again"
-    np.testing.assert_array_equal(np.load(columns(recipe)[0]), made)
-    assert main(["finetune", *arguments]) == 0, "which need not repeat distill.weight"
-    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
-    assert resolved is not None
-    assert resolved.distill == recipe.distill
-
-
 def test_teacher_reads_only_the_labelled_texts_of_the_other_folds(make_recipe: MakeRecipe) -> None:
     recipe = save_new_network(make_recipe(*FOLDS, 'distill.sources=[{name="more", path="test.jsonl"}]'))
     recipe = changed(recipe, test=())
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    text = PreparedText.open(prepare_labelled(recipe, tokenizer) / "train")
+    assert made(recipe, "prepare")
+    tokenizer, labelled = Tokenizer.load(recipe.folder / "tokenizer"), Pipeline(recipe).labelled
+    text = PreparedText.open(labelled.folder / "train")
     groups, labels = text.column("groups"), text.column("labels")
     assert groups is not None
     assert labels is not None
@@ -318,9 +268,9 @@ def test_distill_interrupted_among_the_teachers_says_so_and_continues(
         patch.setattr(Trainer, "run", lambda self: self.config.seed == 1 and real(self))
         assert main(arguments) == STOPPED
     assert "stopped; to continue: python -m training distill" in capsys.readouterr().err
-    assert not columns(recipe)
+    assert not list(recipe.folder.glob("stages/soft_labels-*"))
     assert main(arguments) == 0
-    assert columns(recipe)
+    assert list(recipe.folder.glob("soft_labels/*/target_probs.npy"))
 
 
 def test_teacher_of_another_vocabulary_is_refused(recipe: Recipe, teacher: Path, tmp_path: Path) -> None:
@@ -328,53 +278,19 @@ def test_teacher_of_another_vocabulary_is_refused(recipe: Recipe, teacher: Path,
     words = [*loaded.tokenizer.vocab[:-1], "zzz"]
     save_checkpoint(tmp_path / "other", loaded.model, Tokenizer.from_vocab(words))
     with pytest.raises(RunError, match="has another vocabulary than the network to fine-tune; a teacher reads"):
-        run_distill(set_distill(recipe, teacher=tmp_path / "other"))
+        made(set_distill(recipe, teacher=tmp_path / "other"), "distill")
 
 
-def test_finetune_takes_the_teachers_of_the_last_distill(make_recipe: MakeRecipe, recipe_file: Path) -> None:
-    recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
-    file = recipe_file.with_name("distilled.toml")
-    file.write_text(recipe_file.read_text() + "\n[distill]\nweight = 0.7\n")
-    arguments = [str(file), f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.5"]
-    assert main(["distill", *arguments, "distill.folds=2"]) == 0
-    assert main(["finetune", *arguments]) == 0, "the folds need not be repeated"
-    *_, target = export(recipe)
-    card = (target / "README.md").read_text()
-    said = (
-        "It learned from the labels of 2 classifiers, each on the texts that it has not read, too, with the weight 0.7."
-    )
-    assert said in card
-    teacher = recipe.folder / "teachers" / "fold-0" / "model"
-    assert main(["distill", *arguments, f"distill.teacher={teacher}", "distill.weight=0.9"]) == 0
-    shutil.rmtree(recipe.folder / "finetune")
-    assert main(["finetune", *arguments]) == 0, "nor the teacher"
-    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
-    assert resolved is not None
-    assert resolved.distill is not None
-    assert (resolved.distill.teacher, resolved.distill.weight) == (teacher, 0.9)
-    *_, target = export(recipe)
-    card = (target / "README.md").read_text()
-    assert "It learned from the labels of `runs/tiny/teachers/fold-0/model` too, with the weight 0.9." in card
-
-
-def test_labels_of_two_teachers_are_not_mixed(
-    recipe: Recipe, other_teacher: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_distill(recipe)
-    with monkeypatch.context() as patch:
-        patch.setattr("training.finetune.distill._labelled", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run_distill(set_distill(recipe, teacher=other_teacher))
-    with pytest.raises(RunError, match="run distill first"):
-        finetune(recipe)
-
-
-def test_distill_again_with_another_weight_is_what_finetune_learns_with(recipe: Recipe, recipe_file: Path) -> None:
-    run_distill(recipe)
-    run_distill(set_distill(recipe, weight=0.25))
-    places = [f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.2"]
-    assert finetune(changed(load_recipe(str(recipe_file), places), test=()))
-    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
-    assert resolved is not None
-    assert resolved.distill is not None
-    assert resolved.distill.weight == 0.25
+def test_card_names_the_teachers(recipe: Recipe) -> None:
+    assert recipe.distill is not None
+    own = set_distill(recipe, teacher=None, folds=2, weight=0.7)
+    (recipe.run / "big").mkdir()
+    beside = recipe.run / "big" / "sentiment"
+    beside.symlink_to(recipe.distill.teacher or "")
+    for each, words in (
+        (own, "2 classifiers, each on the texts that it has not read, too, with the weight 0.7."),
+        (set_distill(recipe, teacher=beside, weight=0.9), "`runs/big/sentiment` too, with the weight 0.9."),
+    ):
+        assert made(each, "distill", "finetune")
+        *_, target = export(Pipeline(each))
+        assert f"It learned from the labels of {words}" in (target / "README.md").read_text()

@@ -15,7 +15,7 @@ from app.inference.torch_backend import TorchBackend
 from model import BertForSequenceClassification, PackedBatch, load_checkpoint
 from tests.app.backends import computed
 from tests.training.conftest import MakeRecipe
-from tests.training.finetune.test_run import save_new_network
+from tests.training.stages import save_new_network
 from tests.training.texts import BLAME, OBJECTS, PRAISE, sentence
 from training.__main__ import main
 
@@ -103,8 +103,8 @@ def test_numbers_from_a_recipe_to_the_service(
     found = figures(folder)
     errors = {model: each["root_mean_squared_error"] for model, each in found.items()}
     assert max(errors["this model"], errors["TF-IDF + ridge regression"]) < 0.6 * errors["always the mean"]
-    (result,) = json.loads((folder / "finetune" / "results.json").read_text())
-    assert result["dev_score"] < 0, "higher is better"
+    record = json.loads((folder / "finetune" / "done.json").read_text())
+    assert record["result"]["dev_score"] < 0, "higher is better"
     config = load_checkpoint(folder / "export" / "sentiment").config
     assert (config.problem_type, config.labels) == ("regression", ["about"])
     (number,) = logits(folder, TEXT).tolist()

@@ -14,23 +14,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model import BertForPreTraining, BertForSequenceClassification, Tokenizer, load_checkpoint, save_checkpoint
+from model import BertForPreTraining, BertForSequenceClassification, load_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.commands import finish, occupied, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
+from tests.training.stages import made, save_new_network
 from tests.training.texts import BLAME, PRAISE, sentence, squeezed
 from training.__main__ import main
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.finetune.run import BUDGET_SHARE, EVALUATIONS, finetune, starting_point
-from training.finetune.selection import best_seed, load_results, seed_folder
+from training.finetune.run import BUDGET_SHARE, EVALUATIONS, check_start
 from training.finetune.task import classifier_from
 from training.loop.log import RunLog
-from training.pretrain.run import new_model
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, read_resolved
 from training.report.run import evaluate
 from training.sources.split import text_hash
+from training.stages import Pipeline
 
 TORCHRUN = (
     "-m",
@@ -41,11 +41,8 @@ TORCHRUN = (
 )
 
 
-def save_new_network(recipe: Recipe) -> Recipe:
-    """Put a network with new weights where `pretrain` leaves its own."""
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
-    return recipe
+def seed_folder(recipe: Recipe, seed: int = 1) -> Path:
+    return Pipeline(recipe).seeds[seed].folder
 
 
 def changed(recipe: Recipe, **changes: object) -> Recipe:
@@ -70,7 +67,7 @@ def finished(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactor
     """An uninterrupted run with two seeds."""
     recipe = save_new_network(make_recipe_in(tmp_path_factory.mktemp("finetuned"), "finetune.seeds=[1, 2]"))
     torch.set_num_threads(1)
-    assert finetune(recipe)
+    assert made(recipe, "finetune")
     return recipe
 
 
@@ -105,8 +102,8 @@ def test_finetune_with_read_both_is_as_good_on_pairs_as_on_single_texts(
         for name in ("titles.jsonl", "titles-test.jsonl")
     )
     recipe = save_new_network(changed(recipe, train=(train,), test=(test,)))
-    assert finetune(recipe)
-    evaluate(recipe)
+    assert made(recipe, "finetune")
+    evaluate(Pipeline(recipe))
     figures = json.loads((recipe.folder / "report.json").read_text())["classification"]
     names = ("titles-test", "titles-test (pair)")
     single, pair = (figures[name]["figures"]["this model"]["accuracy"]["value"] for name in names)
@@ -124,7 +121,7 @@ def test_finetune_labels_join_values_and_leave_some_out(
     source = SourceConfig(path=str(tmp_path / "stars.jsonl"), label="stars")
     recipe = make_recipe("finetune.epochs=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}")
     recipe = changed(recipe, train=(source,), test=(), labels=labels)
-    assert finetune(recipe)
+    assert made(recipe, "finetune")
     assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["BAD", "GOOD"]
     assert PreparedText.open(recipe.folder / "labelled" / "train").documents == 40
 
@@ -133,34 +130,41 @@ def test_finetune_labels_join_values_and_leave_some_out(
 
 
 def test_finetune_keeps_the_last_weights_of_each_seed(finished: Recipe) -> None:
-    for result in load_results(finished):
-        folder = seed_folder(finished, result.seed)
-        *_, last = looks = [line for line in RunLog(folder / "log.jsonl") if line["event"] == "evaluation"]
+    for seed, result in Pipeline(finished).results().items():
+        log = RunLog(seed_folder(finished, seed) / "log.jsonl")
+        *_, last = looks = [line for line in log if line["event"] == "evaluation"]
         assert len(looks) == EVALUATIONS
         assert (result.dev_score, result.dev_loss) == (last["dev_score"], last["dev_loss"])
 
 
-def test_finetune_keeps_each_seeds_model_once(finished: Recipe) -> None:
+def test_finetune_keeps_no_state_of_a_finished_seed(finished: Recipe) -> None:
     for seed in (1, 2):
         kept = {path.name for path in seed_folder(finished, seed).iterdir()}
-        assert kept == {"finished.json", "log.jsonl", "model", "recipe.json"}
+        assert kept == {"budget.json", "done.json", "log.jsonl", "model", "rank-0", "recipe.json"}
 
 
-def test_finetune_trains_again_where_its_model_is_gone(make_recipe: MakeRecipe, finished: Recipe) -> None:
-    recipe = save_new_network(make_recipe("finetune.seeds=[1, 2]"))
-    shutil.copytree(finished.folder / "finetune", recipe.folder / "finetune")
-    shutil.rmtree(seed_folder(recipe, 2) / "model")
-    assert finetune(recipe)
-    assert load_results(recipe) == load_results(finished)
-    assert same(seed_folder(recipe, 2) / "model", seed_folder(finished, 2) / "model")
+def test_finetune_trains_again_where_its_model_is_gone_or_damaged(make_recipe: MakeRecipe, finished: Recipe) -> None:
+    recipe = make_recipe("finetune.seeds=[1, 2]")
+    shutil.rmtree(recipe.folder)
+    shutil.copytree(finished.folder, recipe.folder, symlinks=True)
+    (seed_folder(recipe, 1) / "model" / "config.json").unlink()
+    (seed_folder(recipe, 2) / "model" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(RunError, match=r"has no finetune of these settings; .*run finetune first"):
+        Pipeline(recipe).results()
+    assert made(recipe, "finetune")
+    assert Pipeline(recipe).results() == Pipeline(finished).results()
+    for seed in (1, 2):
+        assert same(seed_folder(recipe, seed) / "model", seed_folder(finished, seed) / "model")
 
 
 def test_finetune_keeps_the_best_of_several_seeds(finished: Recipe) -> None:
-    results = load_results(finished)
-    assert [result.seed for result in results] == [1, 2]
+    results = Pipeline(finished).results()
+    assert list(results) == [1, 2]
     folders = [seed_folder(finished, seed) / "model" for seed in (1, 2)]
     assert not same(*folders)
-    assert same(finished.folder / "sentiment", folders[best_seed(results).seed - 1])
+    best = max(results, key=lambda seed: results[seed].dev_score or 0)
+    assert (finished.folder / "sentiment").resolve() == seed_folder(finished, best) / "model"
+    assert (finished.folder / "finetune").resolve() == seed_folder(finished, best)
     resolved = read_resolved(folders[0].parent)
     assert resolved is not None
     assert resolved.finetune.epochs, "what the recipe leaves out is chosen and kept"
@@ -173,18 +177,18 @@ def test_finetune_checkpoint_has_labels_and_truncation(finished: Recipe) -> None
     assert config.truncation == "head_tail"
 
 
-def test_finetune_again_after_the_end_changes_nothing_and_names_the_next_command(
-    finished: Recipe, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_finetune_of_seeds_that_are_trained_only_chooses_among_them(
+    make_recipe: MakeRecipe, finished: Recipe, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    recipe = make_recipe()
+    shutil.rmtree(recipe.folder)
+    shutil.copytree(finished.folder, recipe.folder, symlinks=True)
     caplog.set_level(logging.INFO)
-    before = weights(finished.folder / "sentiment")
-    monkeypatch.setattr("training.finetune.run.calibrate", None)  # another processor might find another temperature
-    assert finetune(finished)
-    after = weights(finished.folder / "sentiment")
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    last = caplog.messages[-1]
-    assert last.startswith("classifier of ")
-    assert last.endswith(f"MB) in {finished.folder / 'sentiment'}")
+    monkeypatch.setattr("training.stages.finetune", None)
+    for seeds in ((1, 2), (2,), (1,)):
+        assert made(changed(recipe, seeds=seeds), "finetune")
+        assert caplog.messages[-1] == f"{seed_folder(changed(recipe, seeds=seeds), seeds[-1])}: already there"
+    assert (recipe.folder / "sentiment").resolve() == seed_folder(recipe, 1) / "model"
 
 
 def test_finetune_killed_ends_with_the_same_weights(
@@ -197,15 +201,15 @@ def test_finetune_killed_ends_with_the_same_weights(
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
     assert not (recipe.folder / "sentiment").exists()
-    assert finetune(recipe)
+    assert made(recipe, "finetune")
     assert same(recipe.folder / "sentiment", finished.folder / "sentiment")
-    assert load_results(recipe) == load_results(finished)
+    assert Pipeline(recipe).results() == Pipeline(finished).results()
 
 
 def test_finetune_without_dev_keeps_the_last_weights(make_recipe: MakeRecipe) -> None:
     recipe = save_new_network(make_recipe("finetune.dev_fraction=0", "finetune.epochs=0.5"))
-    assert finetune(recipe)
-    (result,) = load_results(recipe)
+    assert made(recipe, "finetune")
+    (result,) = Pipeline(recipe).results().values()
     assert result.dev_score is None
     assert (recipe.folder / "sentiment" / "model.safetensors").is_file()
 
@@ -217,7 +221,7 @@ def test_finetune_never_keeps_or_exports_weights_after_a_nan(
     assert main(command(recipe, recipe_file, "finetune.learning_rate=1e30", "checkpoint_minutes=1e-9")) == 1
     assert "with a lower learning_rate" in capsys.readouterr().err
     assert not (recipe.folder / "sentiment").exists()
-    for file in (recipe.folder / "finetune").glob("*/*.pt"):
+    for file in recipe.folder.glob("stages/finetune-*/*.pt"):
         saved = torch.load(file, weights_only=True)
         assert all(tensor.isfinite().all() for tensor in saved["model"].values())
 
@@ -266,7 +270,7 @@ def test_classifier_continues_from_a_classifier_of_the_same_labels(make_recipe: 
     assert all(torch.equal(before[name], tensor) for name, tensor in further.state_dict().items())
     start = f"finetune.pretrained={finished.folder / 'sentiment'}"
     recipe = make_recipe(start, "finetune.epochs=0.2")
-    assert finetune(recipe)
+    assert made(recipe, "finetune")
 
 
 def test_classifier_of_other_labels_gives_encoder_and_pooler(finished: Recipe) -> None:
@@ -281,32 +285,36 @@ def test_classifier_of_other_labels_gives_encoder_and_pooler(finished: Recipe) -
 def test_classifier_continues_with_its_labels_in_its_own_order(make_recipe: MakeRecipe, finished: Recipe) -> None:
     start = f"finetune.pretrained={finished.folder / 'sentiment'}"
     recipe = make_recipe(start, "finetune.epochs=0.2", "finetune.labels={1='POSITIVE',0='NEGATIVE'}")
-    assert finetune(recipe)
+    assert made(recipe, "finetune")
     assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["NEGATIVE", "POSITIVE"]
-    assert "| reviews | 20 |" in squeezed(evaluate(recipe))
+    assert "| reviews | 20 |" in squeezed(evaluate(Pipeline(recipe)))
 
 
-def test_finetune_with_more_epochs_starts_again(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
-    recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
-    assert finetune(recipe)
+def test_finetune_with_another_setting_or_network_is_another_result(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = save_new_network(make_recipe("finetune.epochs=0.5", "finetune.seeds=[1]"))
+    assert made(recipe, "finetune")
     assert "only 4 steps of 256 tokens hardly move a network" in caplog.text
-    before = weights(recipe.folder / "sentiment")
-    assert finetune(changed(recipe, epochs=1))
-    after = weights(recipe.folder / "sentiment")
-    assert not torch.equal(before["classifier.weight"], after["classifier.weight"])
-    log = RunLog(seed_folder(recipe, 1) / "log.jsonl")
-    assert [line["step"] for line in log if line["event"] == "train"] == list(range(1, 8))
+    before = weights(seed_folder(recipe) / "model")
+    network = recipe.pretrain.model_copy(update={"learning_rate": 0.5})
+    for other in (changed(recipe, epochs=1), recipe.model_copy(update={"pretrain": network})):
+        assert made(save_new_network(other, seed=2), "finetune")
+        assert not same(recipe.folder / "sentiment", seed_folder(recipe) / "model")
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(seed_folder(recipe) / "model").items())
+    assert made(recipe, "finetune")
+    assert (recipe.folder / "sentiment").resolve() == seed_folder(recipe) / "model"
 
 
 def test_finetune_reads_texts_less_often_for_a_budget_in_minutes(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = save_new_network(make_recipe("finetune.epochs=4", "finetune.minutes=1e-3"))
-    (recipe.folder / "finetune").mkdir()
-    (recipe.folder / "finetune" / "budget.json").write_text('{"minutes": 0.001, "tokens_per_second": 20000}')
-    assert finetune(recipe)
+    seed_folder(recipe).mkdir()
+    (seed_folder(recipe) / "budget.json").write_text('{"minutes": 0.001, "tokens_per_second": 20000}')
+    assert made(recipe, "finetune")
     assert "4 passes would be better, and take" in caplog.text
-    resolved = read_resolved(seed_folder(recipe, 1))
+    resolved = read_resolved(seed_folder(recipe))
     assert resolved is not None
     assert resolved.finetune.epochs == pytest.approx(20000 * 60e-3 * BUDGET_SHARE / 1852, rel=0.2)
 
@@ -315,7 +323,7 @@ def test_finetune_says_that_a_classifier_gives_one_answer(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.learning_rate=1e-9"))
-    assert finetune(recipe)
+    assert made(recipe, "finetune")
     assert re.search(r"it answers (NEGATIVE|POSITIVE) to every dev text: repeat with more time", caplog.text)
 
 
@@ -328,20 +336,20 @@ def test_finetune_does_not_call_a_classifier_constant_on_dev_texts_of_one_label(
     (tmp_path / "films.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = SourceConfig(path=str(tmp_path / "films.jsonl"), label="label", group="film")
     recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.dev_fraction=1e-9"))
-    assert finetune(changed(recipe, train=(source,), test=()))
+    assert made(changed(recipe, train=(source,), test=()), "finetune")
     assert PreparedText.open(recipe.folder / "labelled" / "dev" / "films").documents == 3
     assert "to every dev text" not in caplog.text
 
 
 def test_finetune_pretrained_that_is_no_checkpoint_names_the_key(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"finetune\.pretrained: .*config\.json"):
-        finetune(make_recipe(f"finetune.pretrained={tmp_path}"))
+        made(make_recipe(f"finetune.pretrained={tmp_path}"), "finetune")
 
 
 def test_finetune_pretrained_names_another_checkpoint(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:
     elsewhere = save_pretrained("elsewhere")
     recipe = make_recipe(f"finetune.pretrained={elsewhere}", "finetune.epochs=0.2")
-    assert finetune(recipe)
+    assert made(recipe, "finetune")
     vocab_size = load_checkpoint(elsewhere).config.vocab_size
     assert load_checkpoint(recipe.folder / "sentiment").config.vocab_size == vocab_size
 
@@ -351,60 +359,35 @@ def test_finetune_max_length_above_the_positions_of_the_network_is_refused(
 ) -> None:
     short = save_pretrained("short", max_position_embeddings=16)
     with pytest.raises(RunError, match=r"max_length is 48, but .* has 16 positions"):
-        finetune(make_recipe(f"finetune.pretrained={short}"))
+        made(make_recipe(f"finetune.pretrained={short}"), "finetune")
 
 
 def test_finetune_on_pairs_from_a_network_of_one_token_type_is_refused(
     make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint
 ) -> None:
     recipe = make_recipe(f"finetune.pretrained={save_pretrained(type_vocab_size=1)}")
-    starting_point(recipe)
+    start = Pipeline(recipe).start
+    assert start is not None
+    check_start(recipe, start)
     pairs = tuple(source.model_copy(update={"read": "pair"}) for source in recipe.finetune.train)
     with pytest.raises(RunError, match=r"takes single texts only \(its type_vocab_size is 1\): set read = \"text\""):
-        starting_point(changed(recipe, train=pairs))
-
-
-def test_finetune_of_other_seeds_says_which_are_left_out(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
-) -> None:
-    recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.seeds=[1, 2]"))
-    assert finetune(recipe)
-    assert "left out" not in caplog.text
-    assert finetune(changed(recipe, seeds=(1,)))
-    assert "finished seeds [2] are left out; finetune.seeds=[1, 2] chooses of all" in caplog.text
-    assert finetune(changed(recipe, seeds=(3,)))
-    assert "finished seeds [1] are left out; finetune.seeds=[1, 3] chooses of all" in caplog.text
+        check_start(changed(recipe, train=pairs), start)
 
 
 def test_finetune_before_pretrain_names_the_command(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RunError, match=r"pretrained is missing; run pretrain first, or name a checkpoint"):
-        finetune(make_recipe())
-
-
-def test_finetune_with_another_network_or_setting_is_another_run(
-    make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint
-) -> None:
-    recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
-    assert finetune(recipe)
-    with pytest.raises(RunError, match=r"finetune\.learning_rate was 0\.00\d+, is 0\.5"):
-        finetune(changed(recipe, learning_rate=0.5))
-    save_new_network(recipe.model_copy(update={"seed": 2}))
-    with pytest.raises(
-        RunError,
-        match=r"the starting network has changed: .*It began with \S*tiny\.toml data=.*\. Restore",
-    ):
-        finetune(recipe)
+    with pytest.raises(RunError, match=r"tiny has no pretrain of these settings; run pretrain first"):
+        made(make_recipe(), "finetune")
 
 
 def test_finetune_in_the_folder_of_a_running_process_is_refused(make_recipe: MakeRecipe) -> None:
     recipe = save_new_network(make_recipe())
     with (
-        occupied(recipe.folder / "finetune" / "rank-0"),
+        occupied(seed_folder(recipe) / "rank-0"),
         pytest.raises(RunError, match=r"another process works in .*finetune.*: wait until it ends"),
     ):
-        finetune(recipe)
+        made(recipe, "finetune")
 
 
 def test_finetune_without_a_source_is_refused(make_recipe: MakeRecipe) -> None:
     with pytest.raises(RunError, match=r"finetune\.train"):
-        finetune(save_new_network(make_recipe("finetune.train=[]")))
+        made(save_new_network(make_recipe("finetune.train=[]")), "finetune")

@@ -57,6 +57,6 @@ def test_dev_figures_of_a_regression_are_higher_for_smaller_errors() -> None:
 
 
 def test_best_seed_has_the_best_score_then_the_lowest_loss() -> None:
-    results = [SeedResult(1, 0.8, 0.3), SeedResult(2, 0.9, 0.5), SeedResult(3, 0.9, 0.4)]
+    results = [SeedResult(1, 0.8, 0.3, 0.1), SeedResult(2, 0.9, 0.5, 0.1), SeedResult(3, 0.9, 0.4, 0.1)]
     assert best_seed(results).seed == 3
-    assert best_seed([SeedResult(4, None, None)]).seed == 4
+    assert best_seed([SeedResult(4, None, None, None)]).seed == 4

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole, newest first, of this run only."""
+"""Checkpoints of a run: whole, newest first; the state before the decay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from training.errors import RunError
-from training.loop.checkpoint import BEFORE_DECAY, FINISHED, Checkpointer, TrainState, close_run, weights_hash
+from training.loop.checkpoint import BEFORE_DECAY, Checkpointer, TrainState, weights_hash
 from training.loop.weight_average import WeightAverage
 from training.runtime.distributed import DistContext
 
@@ -33,19 +33,19 @@ def trained(steps: int, width: int = 4) -> Parts:
     return model, optimizer, average
 
 
-def checkpointer(folder: Path, parts: Parts, budget: int = 100, **changes: Any) -> Checkpointer:
-    names = ("model", "optimizer", "average")
-    return Checkpointer(folder, IDENTITY | changes, budget, dict(zip(names, parts, strict=True)), DistContext())
+def checkpointer(folder: Path, parts: Parts, before_decay: Path | None = None, **changes: Any) -> Checkpointer:
+    named = dict(zip(("model", "optimizer", "average"), parts, strict=True))
+    return Checkpointer(folder, IDENTITY | changes, named, DistContext(), before_decay)
 
 
-def save(folder: Path, step: int, *, width: int = 4, budget: int = 100, **options: bool) -> Path:
-    state, before_decay = TrainState(step=step, tokens=10 * step), options.get("before_decay", False)
-    checkpointer(folder, trained(step, width), budget).save(state, **options)
+def save(folder: Path, step: int, *, width: int = 4, before_decay: bool = False) -> Path:
+    state = TrainState(step=step, tokens=10 * step)
+    checkpointer(folder, trained(step, width)).save(state, before_decay=before_decay)
     return folder / (BEFORE_DECAY if before_decay else f"state-{step:09d}.pt")
 
 
-def resumed_step(folder: Path, budget: int = 100, **changes: Any) -> int | None:
-    state = checkpointer(folder, trained(0), budget, **changes).resume()
+def resumed_step(folder: Path, before_decay: Path | None = None, **changes: Any) -> int | None:
+    state = checkpointer(folder, trained(0), before_decay, **changes).resume()
     return None if state is None else state.step
 
 
@@ -72,13 +72,6 @@ def test_checkpointer_keeps_the_newest_two(tmp_path: Path) -> None:
     for step in (1, 2, 9, 10):
         save(tmp_path, step)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["state-000000009.pt", "state-000000010.pt"]
-
-
-def test_checkpointer_of_a_continued_run_drops_later_states_of_the_shorter_run(tmp_path: Path) -> None:
-    for step in (5, 9, 10):
-        save(tmp_path, step)
-    save(tmp_path, 6, budget=200)
-    assert [file.name for file in tmp_path.iterdir()] == ["state-000000006.pt"]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
@@ -113,33 +106,7 @@ def test_checkpointer_interrupted_while_it_writes_leaves_nothing(
     assert [file.name for file in tmp_path.iterdir()] == ["state-000000001.pt"]
 
 
-# --- another run
-
-
-def test_checkpointer_of_another_recipe_names_every_key_that_differs(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    message = r"pretrain\.batch_tokens was 32, is 64, seed was 1, is 2\. Restore that, delete the folder"
-    with pytest.raises(RunError, match=message):
-        resumed_step(tmp_path, **{"pretrain.batch_tokens": 64, "seed": 2})
-
-
-def test_checkpointer_of_a_closed_run_compares_its_identity(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    close_run(tmp_path)
-    state = checkpointer(tmp_path, trained(0)).finished()
-    assert state is not None
-    assert state.step == 1
-    with pytest.raises(RunError, match=r"belongs to another run: seed was 1, is 2\."):
-        checkpointer(tmp_path, trained(0), seed=2).finished()
-
-
-def test_checkpointer_names_a_key_that_only_one_run_has(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    with pytest.raises(RunError, match=r"teacher_weight was None, is 0\.5"):
-        resumed_step(tmp_path, teacher_weight=0.5)
-
-
-def test_fingerprint_tells_weights_apart() -> None:
+def test_weights_hash_tells_weights_apart() -> None:
     one, other = trained(1)[0], trained(2)[0]
     assert weights_hash(one) == weights_hash(trained(1)[0])
     assert weights_hash(one) != weights_hash(other)
@@ -154,48 +121,39 @@ def test_checkpointer_removes_what_a_kill_left_unfinished(tmp_path: Path) -> Non
 # --- a larger budget
 
 
-@pytest.mark.parametrize(("budget", "step"), [(100, 10), (101, 5), (300, 5), (90, 10)])
-def test_checkpointer_continues_before_the_decay_with_a_larger_budget_only(
-    tmp_path: Path, budget: int, step: int
-) -> None:
+def test_checkpointer_keeps_the_state_before_the_decay_and_does_not_resume_it(tmp_path: Path) -> None:
     save(tmp_path, 5, before_decay=True)
-    save(tmp_path, 10)
-    assert resumed_step(tmp_path, budget) == step
+    assert resumed_step(tmp_path) is None
+    for step in (8, 9, 10):
+        save(tmp_path, step)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        BEFORE_DECAY,
+        "state-000000009.pt",
+        "state-000000010.pt",
+    ]
 
 
-def test_closed_run_keeps_its_newest_state_where_the_rate_has_not_fallen(tmp_path: Path) -> None:
-    for step in (5, 8):
-        save(tmp_path, step, has_decayed=False)
-    close_run(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["state-000000008.pt"]
+def test_checkpointer_begins_with_the_state_before_the_decay_of_a_smaller_run(tmp_path: Path) -> None:
+    smaller = save(tmp_path / "smaller", 5, before_decay=True)
+    assert resumed_step(tmp_path / "larger", smaller) == 5
+    save(tmp_path / "larger", 8)
+    assert resumed_step(tmp_path / "larger", smaller) == 8, "its own state is newer"
 
 
-def test_closed_run_that_goes_on_is_not_finished(tmp_path: Path) -> None:
-    save(tmp_path, 5, before_decay=True)
-    save(tmp_path, 10)
-    close_run(tmp_path)
-    assert checkpointer(tmp_path, trained(0), budget=200).finished() is None
-    assert resumed_step(tmp_path, 200) == 5
-    save(tmp_path, 6, budget=200)
-    assert not (tmp_path / FINISHED).exists()
+def test_checkpointer_with_the_state_of_other_settings_names_every_key_that_differs(tmp_path: Path) -> None:
+    smaller = save(tmp_path / "smaller", 5, before_decay=True)
+    message = r"belongs to another run \(pretrain\.batch_tokens was 32, is 64, seed was 1, is 2\): give the settings"
+    with pytest.raises(RunError, match=message):
+        resumed_step(tmp_path / "larger", smaller, **{"pretrain.batch_tokens": 64, "seed": 2})
+    with pytest.raises(RunError, match=r"half_residual was None, is True"):
+        resumed_step(tmp_path / "larger", smaller, half_residual=True)
 
 
-def test_checkpointer_that_has_not_begun_to_decay_continues_from_its_newest_state(tmp_path: Path) -> None:
-    save(tmp_path, 5, before_decay=True)
-    save(tmp_path, 5)
-    save(tmp_path, 8, budget=200, has_decayed=False)
-    assert resumed_step(tmp_path, 200) == 8
-    assert resumed_step(tmp_path, 400) == 8, "the state before the decay is of the smaller budget"
-
-
-def test_checkpointer_of_an_unfinished_larger_run_refuses_a_budget_that_is_spent(tmp_path: Path) -> None:
-    save(tmp_path, 15, budget=200)
-    assert resumed_step(tmp_path, 200) == 15
-    assert resumed_step(tmp_path, 160) == 15
-    with pytest.raises(RunError, match=r"trained 150 of 200 tokens.* Continue with the larger budget"):
-        resumed_step(tmp_path, 100)
-    save(tmp_path, 20, budget=204)  # finished: one more step would be further from the budget
-    assert resumed_step(tmp_path, 100) == 20
+def test_checkpointer_with_a_damaged_state_before_the_decay_is_an_error(tmp_path: Path) -> None:
+    smaller = save(tmp_path / "smaller", 5, before_decay=True)
+    os.truncate(smaller, 100)
+    with pytest.raises(RunError, match=r"pretrain\.before_decay: .*before-decay\.pt cannot be read"):
+        resumed_step(tmp_path / "larger", smaller)
 
 
 # --- the disk

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.conftest import MakeRecipe
+from tests.training.stages import made
 from training.errors import RunError
 from training.loop.checkpoint import TrainState
 from training.loop.log import RunLog, flatten
-from training.pretrain.run import pretrain
 
 PROTOBUF = "ignore::DeprecationWarning"
 """Protobuf's and tensorboard's own."""
@@ -56,7 +56,7 @@ def test_run_log_without_tensorboard_installed_names_the_remedy(
 def test_run_log_with_tensorboard_writes_the_figures_of_a_run(make_recipe: MakeRecipe) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     recipe = make_recipe("tensorboard=true", "pretrain.tokens=2000")
-    assert pretrain(recipe)
+    assert made(recipe, "pretrain")
     read = accumulators.EventAccumulator(str(recipe.folder / "pretrain" / "tensorboard")).Reload()
     tags = read.Tags()
     assert {"train/loss", "train/matmul_utilisation", "evaluation/stories/mlm_loss"} <= set(tags["scalars"])
@@ -68,6 +68,6 @@ def test_run_log_with_tensorboard_does_not_change_the_weights(make_recipe_in: Ma
     files = []
     for flag in ("true", "false"):
         recipe = make_recipe_in(tmp_path / flag, f"tensorboard={flag}", "pretrain.tokens=2000")
-        pretrain(recipe)
+        assert made(recipe, "pretrain")
         files.append((recipe.folder / "pretrained" / "model.safetensors").read_bytes())
     assert files[0] == files[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,19 @@ from tests.conftest import MakeCheckpoint
 from tests.training.commands import finish, occupied, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
+from tests.training.stages import made
 from training.__main__ import main
-from training.corpus.prepare import prepare
 from training.corpus.reader import PreparedText
-from training.corpus.tokenizer import make_tokenizer
 from training.errors import CorpusError, RunError
 from training.examples.masking import Vocabulary
 from training.examples.pairs import IGNORE_INDEX
 from training.examples.pretraining import PretrainingStream
 from training.loop.log import RunLog
-from training.pretrain.run import new_model, open_heldout, pretrain
+from training.pretrain.run import load_pretrained, new_model, open_heldout
 from training.pretrain.task import PretrainingLoss
-from training.recipe import Recipe, load_recipe, read_resolved
+from training.recipe import Recipe, read_resolved
+from training.runtime.distributed import DistContext
+from training.stages import Pipeline
 
 SETTINGS = (
     *("pretrain.tokens=7680", "pretrain.dropout=0.1", "pretrain.average_fraction=0.6"),
@@ -58,6 +58,11 @@ def command(recipe: Recipe, file: Path, *overrides: str) -> list[str]:
 
 def changed(recipe: Recipe, **changes: object) -> Recipe:
     return recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=changes)})
+
+
+def pretrain(recipe: Recipe) -> bool:
+    """Whether the command has finished."""
+    return made(recipe, "pretrain")
 
 
 @pytest.fixture(scope="module")
@@ -100,25 +105,27 @@ def test_pretrain_writes_the_recipes_network_its_log_and_its_recipe(finished: Re
     assert read_resolved(finished.folder / "pretrain") == finished
 
 
-def test_pretrain_again_after_the_end_changes_nothing(finished: Recipe, caplog: pytest.LogCaptureFixture) -> None:
+def test_pretrain_says_what_it_has_learned(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    before, log = weights(finished), list(RunLog(finished.folder / "pretrain" / "log.jsonl"))
-    assert pretrain(finished)
-    assert same(weights(finished), before)
-    assert list(RunLog(finished.folder / "pretrain" / "log.jsonl")) == log
-    made, found = caplog.messages[-3:-1]
+    recipe = make_recipe("pretrain.tokens=512")
+    assert pretrain(recipe)
+    made, found, verdict = caplog.messages[-3:]
     assert made.startswith("network of ")
-    assert made.endswith(f"MB) in {finished.folder / 'pretrained'}")
+    assert made.endswith(f"MB) in {Pipeline(recipe).pretrain.folder / 'model'}")
     assert re.fullmatch(
         r"stories: masked-LM loss \d\.\d\d on held-out text; word frequencies alone have \d\.\d\d", found
     )
-    assert "stories: nothing is learned from context yet: raise the budget" in caplog.messages[-1]
-    assert "no effect" not in caplog.text
-    assert pretrain(
-        finished.model_copy(update={"pretrain": finished.pretrain.model_copy(update={"average_fraction": 0.5})})
-    )
-    assert "pretrain.average_fraction has no effect on a finished run; give the run another name" in caplog.text
+    assert "stories: nothing is learned from context yet: raise the budget" in verdict
+
+
+def test_pretrain_again_after_the_end_changes_nothing(finished: Recipe, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    before, log = weights(finished), (finished.folder / "pretrain" / "log.jsonl").read_bytes()
+    assert pretrain(finished.model_copy(update={"checkpoint_minutes": 1.0}))
+    assert caplog.messages == [f"{Pipeline(finished).pretrain.folder}: already there"]
     assert same(weights(finished), before)
+    assert (finished.folder / "pretrain" / "log.jsonl").read_bytes() == log
+    assert [file.name for file in (finished.folder / "pretrain").glob("*.pt")] == ["before-decay.pt"]
 
 
 def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
@@ -133,7 +140,7 @@ def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
     assert status == 130
     assert "stopped by SIGTERM" in errors
     assert f"to continue: python -m training pretrain {recipe_file}" in errors
-    assert list((recipe.folder / "pretrain").glob("state-*.pt"))
+    assert list(Pipeline(recipe).pretrain.folder.glob("state-*.pt"))
     assert not (recipe.folder / "pretrained").exists()
 
     with one_cpu():
@@ -154,60 +161,41 @@ def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
 def test_pretrain_in_the_folder_of_a_running_process_is_refused(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
     with (
-        occupied(recipe.folder / "pretrain" / "rank-0"),
+        occupied(Pipeline(recipe).pretrain.folder / "rank-0"),
         pytest.raises(RunError, match=r"another process works in .*pretrain.*: wait until it ends"),
     ):
         pretrain(recipe)
 
 
-def test_pretrain_whose_network_is_gone_makes_it_again_from_the_state_that_it_keeps(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+def test_pretrain_whose_network_is_gone_makes_the_same_again(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("pretrain.tokens=2560")
     assert pretrain(recipe)
-    assert [file.name for file in (recipe.folder / "pretrain").glob("*.pt")] == ["before-decay.pt"]
     before = weights(recipe)
-    shutil.rmtree(recipe.folder / "pretrained")
+    (recipe.folder / "pretrained" / "model.safetensors").unlink()
     assert pretrain(recipe)
-    assert "resuming at step 7" in caplog.text
     assert same(weights(recipe), before)
+    assert [line["step"] for line in lines(recipe, "train")] == list(range(1, 11)), "the log repeats no step"
 
 
-def test_pretrain_with_another_recipe_names_the_keys(finished: Recipe) -> None:
-    with pytest.raises(RunError, match=r"pretrain\.learning_rate was 0\.0006, is 0\.5") as error:
-        pretrain(changed(finished, learning_rate=0.5, dropout=0.2))
-    assert "pretrain.dropout was 0.1, is 0.2" in str(error.value)
-    assert "give this run another name" in str(error.value)
-
-
-def test_pretrain_checkpoint_interval_may_change_between_resumes(finished: Recipe) -> None:
-    assert pretrain(finished.model_copy(update={"checkpoint_minutes": 1.0}))
-
-
-def test_pretrain_with_another_corpus_is_refused(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(CorpusError, match=r"other settings \(corpus\.sources has changed\); run prepare again"):
-        pretrain(make_recipe('corpus.sources=[{path="reviews.jsonl"}]'))
-
-
-def test_prepare_with_another_setting_keeps_the_corpus_that_a_checkpoint_needs(finished: Recipe) -> None:
-    more = finished.model_copy(update={"corpus": finished.corpus.model_copy(update={"heldout_fraction": 0.5})})
-    with pytest.raises(RunError, match=r"corpus\.heldout_fraction was 0\.1, is 0\.5: .* another name, or delete"):
-        prepare(more, Tokenizer.load(finished.folder / "tokenizer"))
-    assert PreparedText.open(finished.folder / "corpus" / "train").tokens
-
-
-def test_pretrain_with_another_shape_names_its_key(finished: Recipe) -> None:
-    wider = finished.model_copy(update={"model": finished.model.model_copy(update={"hidden_size": 32})})
-    with pytest.raises(RunError, match=r"model\.hidden_size was 16, is 32\..* It began with \S*tiny\.toml .*dropout="):
-        pretrain(wider)
+def test_pretrain_with_another_setting_is_another_result(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("pretrain.tokens=512")
+    assert pretrain(recipe)
+    before, folder = weights(recipe), Pipeline(recipe).pretrain.folder
+    other = changed(recipe, learning_rate=0.01)
+    assert pretrain(other)
+    assert not same(weights(other), before)
+    assert same(load_file(folder / "model" / "model.safetensors"), before)
+    assert pretrain(recipe)
+    assert same(weights(recipe), before), "the link leads to it again"
 
 
 def test_pretrain_on_few_examples_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text("The old sailor found a green boat. It was lost.\n\nA young doctor sold it.")
     recipe = make_recipe(f'corpus.sources=[{{path="{tmp_path / "few.txt"}"}}]')
-    prepare(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
-    with pytest.raises(CorpusError, match=r"1 example; a run needs at least 48: add text"):
+    pipeline = Pipeline(recipe)
+    assert pipeline.tokenizer.ensure(DistContext())
+    assert pipeline.corpus.ensure(DistContext())
+    with pytest.raises(CorpusError, match=r"2 examples; a run needs at least 48: add text"):
         pretrain(recipe)
 
 
@@ -217,15 +205,20 @@ def test_pretrain_with_a_larger_budget_continues_from_the_state_before_the_decay
     caplog.set_level(logging.INFO)
     recipe = make_recipe("pretrain.tokens=5120")
     assert pretrain(recipe)
-    before = weights(recipe)
-    more = changed(recipe, tokens=7680)
+    before, smaller = weights(recipe), Pipeline(recipe).pretrain.folder
+    more = changed(recipe, tokens=7680, before_decay=recipe.folder / "pretrain" / "before-decay.pt")
     assert pretrain(more)
-    assert "continuing from the state before the learning rate fell" in caplog.text
     assert "resuming at step 14" in caplog.text
-    assert not same(weights(recipe), before)
-    assert lines(recipe, "train")[-1]["step"] == 30
-    steps = [line["step"] for line in lines(recipe, "evaluation")]
-    assert steps == sorted(set(steps))
+    assert [line["step"] for line in lines(more, "train")] == list(range(15, 31))
+    assert not same(weights(more), before)
+    assert same(load_file(smaller / "model" / "model.safetensors"), before)
+
+
+def test_pretrain_with_the_state_of_other_settings_names_the_keys(finished: Recipe) -> None:
+    state = finished.folder / "pretrain" / "before-decay.pt"
+    other = changed(finished, tokens=10240, before_decay=state, learning_rate=0.5, dropout=0.2)
+    with pytest.raises(RunError, match=r"pretrain\.dropout was 0\.1, is 0\.2, pretrain\.learning_rate was 0\.0006, is"):
+        pretrain(other)
 
 
 def test_pretrain_budget_in_minutes_becomes_tokens_once(
@@ -242,9 +235,10 @@ def test_pretrain_budget_in_minutes_becomes_tokens_once(
     trained = lines(recipe, "train")[-1]["tokens"]
     assert abs(trained - resolved.pretrain.tokens) <= recipe.pretrain.batch_tokens / 2
     before = weights(recipe)
-    assert main(command(recipe, recipe_file, budget)) == 0  # the same number of tokens, so nothing is left to do
-    assert same(weights(recipe), before)
-    assert main(["export", *command(recipe, recipe_file)[1:]]) == 0
+    (recipe.folder / "pretrain" / "done.json").unlink()
+    assert main(command(recipe, recipe_file, budget)) == 0
+    assert same(weights(recipe), before), "the speed is not measured again"
+    assert main(["export", *command(recipe, recipe_file, budget)[1:]]) == 0
     target = recipe.folder / "export" / "pretrained"
     exported = read_resolved(target)
     assert exported is not None
@@ -259,7 +253,10 @@ def test_pretrain_start_continues_from_a_checkpoint_with_its_vocabulary_and_shap
 ) -> None:
     source = finished.folder / "pretrained"
     recipe = make_recipe(f"pretrain.start={source}", "pretrain.tokens=512", "model.preset=base", "seed=2")
-    tokenizer = Tokenizer.load(make_tokenizer(recipe))
+    pipeline = Pipeline(recipe)
+    assert pipeline.tokenizer.ensure(DistContext())
+    assert pipeline.corpus.ensure(DistContext())
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     assert tokenizer.to_json() == Tokenizer.load(source).to_json()
     loaded = load_checkpoint(source).model.state_dict()
     assert same(dict(new_model(recipe, tokenizer).state_dict()), dict(loaded))
@@ -273,22 +270,14 @@ def test_pretrain_start_with_too_few_positions_is_refused(make_recipe: MakeRecip
         new_model(recipe, Tokenizer.load(pretrained))
 
 
-def test_pretrain_start_without_next_sentence_head_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
-    recipe = make_recipe(f"pretrain.start={sentiment}")
+def test_pretrain_start_without_next_sentence_head_is_refused(sentiment: Path) -> None:
     with pytest.raises(RunError, match="is not a checkpoint with masked-LM and next-sentence heads"):
-        pretrain(recipe)
+        load_pretrained(sentiment)
 
 
-def test_pretrain_start_of_one_token_type_is_refused(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:
-    recipe = make_recipe(f"pretrain.start={save_pretrained(type_vocab_size=1)}")
+def test_pretrain_start_of_one_token_type_is_refused(save_pretrained: MakeCheckpoint) -> None:
     with pytest.raises(RunError, match=r"takes single texts only .*, and pretraining has pairs"):
-        pretrain(recipe)
-
-
-def test_pretrain_start_with_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
-    recipe = make_recipe(f"pretrain.start={pretrained}")
-    with pytest.raises(RunError, match=r"has another vocabulary, .*tokenizer; run tokenizer and prepare"):
-        pretrain(recipe)
+        load_pretrained(save_pretrained(type_vocab_size=1))
 
 
 def test_pretrain_never_saves_or_exports_weights_after_a_nan(
@@ -297,12 +286,12 @@ def test_pretrain_never_saves_or_exports_weights_after_a_nan(
     recipe = make_recipe()
     changes = ("pretrain.learning_rate=1e30", EVERY_STEP)
     assert main(command(recipe, recipe_file, *changes)) == 1
-    assert "start again under another name with a lower learning_rate" in capsys.readouterr().err
+    assert "start again with a lower learning_rate" in capsys.readouterr().err
     assert not (recipe.folder / "pretrained").exists()
-    for file in (recipe.folder / "pretrain").glob("*.pt"):
+    for file in recipe.folder.glob("stages/pretrain-*/*.pt"):
         saved = torch.load(file, weights_only=True)
         assert all(tensor.isfinite().all() for tensor in saved["model"].values())
-    assert main(["export", *command(recipe, recipe_file)[1:]]) == 1
+    assert main(["export", *command(recipe, recipe_file, *changes)[1:]]) == 1
     assert not (recipe.folder / "export").exists()
 
 
@@ -331,14 +320,14 @@ def test_pretraining_loss_is_the_mean_in_nats_over_masked_tokens_plus_that_over_
     torch.testing.assert_close(metrics[:, 0] / metrics[:, 1], torch.stack([mlm + nsp, mlm, nsp]))
 
 
-def test_pretrain_without_heldout_text_names_the_remedy(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe().model_copy(update={"run": Path("nowhere")})
+def test_pretrain_without_heldout_text_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"heldout_fraction .* two documents or more .* run prepare again"):
-        open_heldout(recipe)
+        open_heldout(tmp_path)
 
 
-def test_pretrain_before_prepare_names_the_command(make_recipe: MakeRecipe, recipe_file: Path) -> None:
+def test_pretrain_without_its_corpus_names_the_command(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
     (recipe.folder / "corpus" / "train" / "manifest.json").unlink()
-    with pytest.raises(CorpusError, match="run prepare"):
-        pretrain(load_recipe(str(recipe_file), recipe.overrides))
+    with pytest.raises(RunError, match="has no corpus of these settings; run prepare first"):
+        pretrain(recipe)
+    assert not list(recipe.folder.glob("stages/pretrain-*"))

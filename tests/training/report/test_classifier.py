@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from training.evaluate import domains
+from training.evaluate.baselines import Labelled
 from training.problems.base import Problem
 from training.problems.multi_label import MultiLabel
 from training.problems.regression import Regression
 from training.problems.single_label import SingleLabel
 from training.report import classifier
-from training.report.baselines import Labelled
 from training.report.classifier import OURS
 from training.sources.documents import Document
 from training.sources.labels import Target

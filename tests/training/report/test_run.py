@@ -13,39 +13,45 @@ import pytest
 from model import BertForSequenceClassification, Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
+from tests.training.stages import made, put_network
 from tests.training.texts import review, squeezed
-from training.corpus.inputs import report_texts
-from training.corpus.prepare import prepare_labelled, record_labelled
-from training.errors import CorpusError, RunError
-from training.finetune.run import finetune
-from training.finetune.selection import SeedResult, save_results, seed_folder
+from training.errors import RunError
+from training.evaluate.baselines import read_test
 from training.finetune.task import classifier_from
 from training.loop.checkpoint import weights_hash
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
 from training.report import run as report_module
 from training.report.run import evaluate
+from training.stages import Pipeline
 
 
 def changed(recipe: Recipe, **changes: object) -> Recipe:
     return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
 
 
-def save_models(recipe: Recipe, folder: Path, *names: str) -> None:
-    """Save checkpoints with new weights; in the run's own folder with the record of a classifier's texts."""
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+def save_models(recipe: Recipe, folder: Path | None = None, *names: str, **result: object) -> None:
+    """Save checkpoints with new weights into a folder, or where the stages of the run leave theirs.
+
+    Args:
+        result: figures of each seed of the classifier on dev.
+    """
+    tokenizer, pipeline = Tokenizer.load(recipe.folder / "tokenizer"), Pipeline(recipe)
     network = new_model(recipe, tokenizer)
     models = {"pretrained": network, "sentiment": classifier_from(network, recipe.finetune, 1)}
-    for name in names:
-        save_checkpoint(folder / name, models[name], tokenizer)
-    if folder == recipe.folder and "sentiment" in names:
-        prepare_labelled(recipe, tokenizer)
-        (folder / "finetune").mkdir()
-        record_labelled(recipe)
+    if folder is not None:
+        for name in names:
+            save_checkpoint(folder / name, models[name], tokenizer)
+        return
+    if "pretrained" in names:
+        put_network(pipeline.pretrain, network, tokenizer)
+    for seed, stage in pipeline.seeds.items() if "sentiment" in names else ():
+        figures = {"seed": seed, "dev_score": None, "dev_loss": None, "dev_error": None} | result
+        put_network(stage, models["sentiment"], tokenizer, result=figures)
 
 
 def evaluate_squeezed(recipe: Recipe, weights: Path | None = None) -> str:
-    return squeezed(evaluate(recipe, weights))
+    return squeezed(evaluate(Pipeline(recipe), weights))
 
 
 def figures_of(recipe: Recipe) -> dict[str, object]:
@@ -57,14 +63,14 @@ def figures_of(recipe: Recipe) -> dict[str, object]:
 
 
 def test_evaluate_without_models_names_the_command(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RunError, match="has no trained model; run pretrain or finetune first"):
-        evaluate(make_recipe())
+    with pytest.raises(RunError, match="tiny has no model of these settings; run pretrain or finetune first"):
+        evaluate(Pipeline(make_recipe()))
 
 
 def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     recipe = make_recipe()
-    save_models(recipe, recipe.folder, "pretrained")
+    save_models(recipe, None, "pretrained")
     text = evaluate_squeezed(recipe)
     assert "| stories |" in text
     assert "test set" not in text
@@ -78,8 +84,10 @@ def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog:
 def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
     old = recipe.finetune.test[0].model_copy(update={"name": "old-test"})
-    save_models(changed(recipe, test=(*recipe.finetune.test, old)), recipe.folder, "sentiment")
-    evaluate(changed(recipe, test=(old,)))
+    other = changed(recipe, test=(old,))
+    save_models(other, None, "sentiment")
+    evaluate(Pipeline(other))
+    save_models(recipe, None, "sentiment")
     text = evaluate_squeezed(recipe)
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
@@ -119,7 +127,7 @@ def test_evaluate_of_a_classifier_with_other_labels_is_refused(
 ) -> None:
     (tmp_path / "sentiment").symlink_to(sentiment)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
-        evaluate(make_recipe("finetune.labels={0='BAD',1='GOOD'}"), tmp_path)
+        evaluate(Pipeline(make_recipe("finetune.labels={0='BAD',1='GOOD'}")), tmp_path)
 
 
 def test_evaluate_weights_that_fit_in_part_gives_their_figures_and_says_why_not_the_others(
@@ -143,17 +151,10 @@ def test_evaluate_of_weights_of_another_kind_is_refused(
     recipe = make_recipe()
     (tmp_path / "pretrained").symlink_to(save_pretrained("no-nsp", next_sentence=False))
     with pytest.raises(RunError, match="is not a checkpoint with masked-LM and next-sentence heads"):
-        evaluate(recipe, tmp_path)
+        evaluate(Pipeline(recipe), tmp_path)
     (tmp_path / "pretrained").rename(tmp_path / "sentiment")
     with pytest.raises(RunError, match="is not a classifier"):
-        evaluate(recipe, tmp_path)
-
-
-def test_evaluate_of_heldout_text_in_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
-    recipe = make_recipe()
-    (recipe.folder / "pretrained").symlink_to(pretrained)
-    with pytest.raises(CorpusError, match="made with another tokenizer; run prepare again"):
-        evaluate(recipe)
+        evaluate(Pipeline(recipe), tmp_path)
 
 
 def test_evaluate_leaves_out_a_test_source_without_a_label_of_the_recipe(
@@ -163,7 +164,7 @@ def test_evaluate_leaves_out_a_test_source_without_a_label_of_the_recipe(
     hidden = SourceConfig(path=str(tmp_path / "hidden.jsonl"), label="label")
     recipe = make_recipe()
     recipe = changed(recipe, test=(*recipe.finetune.test, hidden), labels=recipe.finetune.labels | {"-1": ""})
-    save_models(recipe, recipe.folder, "sentiment")
+    save_models(recipe, None, "sentiment")
     text = evaluate_squeezed(recipe)
     assert "| reviews | 20 |" in text
     assert "hidden is not evaluated: finetune.labels leaves out all of its texts" in caplog.text
@@ -174,7 +175,7 @@ def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = changed(make_recipe(), test=())
-    save_models(recipe, recipe.folder, "sentiment")
+    save_models(recipe, None, "sentiment")
     assert "| reviews (dev) | " in evaluate_squeezed(recipe)
     assert "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev" in caplog.text
     assert (recipe.folder / "confusion-reviews-dev.png").is_file()
@@ -184,14 +185,15 @@ def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = changed(make_recipe(), test=(), test_fraction=0.25)
-    save_models(recipe, recipe.folder, "sentiment")
-    tested = sum(1 for _ in report_texts(recipe))
+    save_models(recipe, None, "sentiment")
+    assert made(recipe, "prepare")
+    tested = len(read_test(Pipeline(recipe).texts.folder)["reviews"])
     assert 10 <= tested <= 30
     assert f"| reviews | {tested} |" in evaluate_squeezed(recipe)
     assert "no finetune.test" not in caplog.text
     for other in (changed(recipe, test_fraction=0.5), changed(recipe, test_fraction=0.0)):
-        with pytest.raises(RunError, match=r"finetune\.test_fraction was 0\.25, is 0"):
-            evaluate(other)
+        with pytest.raises(RunError, match="has no model of these settings"):
+            evaluate(Pipeline(other))
 
 
 def test_evaluate_weights_prepares_heldout_text_only_and_reuses_the_baselines(
@@ -200,12 +202,13 @@ def test_evaluate_weights_prepares_heldout_text_only_and_reuses_the_baselines(
     caplog.set_level(logging.INFO)
     recipe = make_recipe()
     save_models(recipe, tmp_path, "pretrained", "sentiment")
-    save_models(recipe, recipe.folder, "sentiment")
-    evaluate(recipe)
+    save_models(recipe, None, "sentiment")
+    evaluate(Pipeline(recipe))
     caplog.clear()
-    evaluate(recipe, tmp_path)
+    evaluate(Pipeline(recipe), tmp_path)
     assert not any(line.startswith("TF-IDF") for line in caplog.messages), "read from baselines.json"
-    assert [path.name for path in (recipe.folder / "evaluation" / "corpus").iterdir() if path.is_dir()] == ["heldout"]
+    (heldout,) = recipe.folder.glob("stages/heldout-*")
+    assert [path.name for path in heldout.iterdir() if path.is_dir()] == ["heldout"]
 
 
 def test_evaluate_weights_of_a_folder_without_models_names_one_that_has(
@@ -213,10 +216,10 @@ def test_evaluate_weights_of_a_folder_without_models_names_one_that_has(
 ) -> None:
     recipe = make_recipe()
     with pytest.raises(RunError, match=r"--weights /nope: the folder must hold pretrained/ or sentiment/"):
-        evaluate(recipe, Path("/nope"))
+        evaluate(Pipeline(recipe), Path("/nope"))
     save_models(recipe, tmp_path, "pretrained")
     with pytest.raises(RunError, match=rf"did you mean {tmp_path}\?"):
-        evaluate(recipe, tmp_path / "pretrained")
+        evaluate(Pipeline(recipe), tmp_path / "pretrained")
 
 
 def test_evaluate_has_the_shipped_classifier_beside_it_where_its_labels_fit(
@@ -238,7 +241,7 @@ def test_evaluate_has_the_shipped_classifier_beside_it_where_its_labels_fit(
 def test_evaluate_has_no_shipped_classifier_of_other_labels(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("finetune.labels={0='BAD',1='GOOD'}")
     save_models(recipe, tmp_path, "sentiment")
-    assert "the shipped classifier" not in evaluate(recipe, tmp_path)
+    assert "the shipped classifier" not in evaluate(Pipeline(recipe), tmp_path)
 
 
 # --- what the classifier was trained on ---------------------------------------------------------------------------
@@ -247,73 +250,44 @@ def test_evaluate_has_no_shipped_classifier_of_other_labels(make_recipe: MakeRec
 def test_evaluate_on_texts_that_the_classifier_may_have_been_trained_on_is_refused(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
-    recipe = make_recipe("finetune.epochs=0.1")
     own = tmp_path / "own.jsonl"
+    recipe = make_recipe()
     shutil.copy(recipe.data / "test.jsonl", own)
     recipe = changed(recipe, test=(*recipe.finetune.test, SourceConfig(path=str(own), label="label")))
-    save_models(recipe, recipe.folder, "pretrained")
-    assert finetune(recipe)
-    assert "| reviews | 20 |" in evaluate_squeezed(recipe)
-    assert "| own | 20 |" in evaluate_squeezed(changed(recipe, test=recipe.finetune.test[1:])), "one test source less"
-    more_dev = changed(recipe, test=(), dev_fraction=0.5)
-    with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5\), so the texts"):
-        evaluate(more_dev)
-    prepare_labelled(more_dev, Tokenizer.load(recipe.folder / "tokenizer"))
-    with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5"):
-        evaluate(more_dev)
-    with pytest.raises(
-        RunError, match=r"\(finetune\.test has changed\), .*or delete .*/finetune and run finetune again"
+    save_models(recipe, None, "sentiment")
+    assert "| own | 20 |" in evaluate_squeezed(recipe)
+    for other in (
+        changed(recipe, test=(), dev_fraction=0.5),
+        changed(recipe, test=(*recipe.finetune.test, recipe.finetune.train[0])),
     ):
-        evaluate(changed(recipe, test=(*recipe.finetune.test, recipe.finetune.train[0])))
+        with pytest.raises(RunError, match="has no model of these settings; run pretrain or finetune first"):
+            evaluate(Pipeline(other))
     own.write_text((recipe.data / "reviews.jsonl").read_text())
-    with pytest.raises(RunError, match=r"\(the text has changed\), .*or delete .*/finetune and run finetune again"):
-        evaluate(recipe)
-    shutil.rmtree(recipe.folder / "finetune")
-    with pytest.raises(
-        RunError, match=r"labelled\.json is missing, so .* may have been trained on .*: run finetune again"
-    ):
-        evaluate(more_dev)
+    with pytest.raises(RunError, match="has no model of these settings; run pretrain or finetune first"):
+        evaluate(Pipeline(recipe))
 
 
 def test_evaluate_of_other_heldout_text_than_prepared_is_refused(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
-    save_models(recipe, recipe.folder, "pretrained")
+    save_models(recipe, None, "pretrained")
     other = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"heldout_fraction": 0.5})})
-    with pytest.raises(CorpusError, match=r"made with other settings \(.*heldout_fraction.*\); run prepare again"):
-        evaluate(other)
-
-
-def test_evaluate_has_no_baselines_of_other_texts_than_the_classifiers(
-    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    own = tmp_path / "own.jsonl"
-    recipe = make_recipe("finetune.epochs=0.1")
-    shutil.copy(recipe.data / "reviews.jsonl", own)
-    recipe = changed(recipe, train=(SourceConfig(path=str(own), label="label"),))
-    save_models(recipe, recipe.folder, "pretrained")
-    assert finetune(recipe)
-    shutil.rmtree(recipe.folder / "pretrained")
-    assert "TF-IDF" in evaluate_squeezed(recipe)
-    own.write_text("\n".join(own.read_text().splitlines()[::2]))
-    assert "TF-IDF" not in evaluate_squeezed(recipe)
-    assert "no baselines: the files of finetune.train are not those that" in caplog.text
+    with pytest.raises(RunError, match="has no model of these settings"):
+        evaluate(Pipeline(other))
 
 
 def test_evaluate_of_a_classifier_without_any_text_says_so(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = changed(make_recipe(), test=(), dev_fraction=0.0)
-    save_models(recipe, recipe.folder, "sentiment")
-    evaluate(recipe)
+    save_models(recipe, None, "sentiment")
+    evaluate(Pipeline(recipe))
     assert "there is nothing to evaluate the classifier on" in caplog.text
     assert "figures are those of dev" not in caplog.text
 
 
 def test_evaluate_weights_of_another_run_need_not_have_its_settings(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("finetune.epochs=0.1")
-    save_models(recipe, recipe.folder, "pretrained")
-    assert finetune(recipe)
-    (tmp_path / "sentiment").symlink_to(recipe.folder / "sentiment")
+    recipe = make_recipe()
+    save_models(recipe, tmp_path, "sentiment")
     assert "| reviews (dev) |" in evaluate_squeezed(changed(recipe, test=(), dev_fraction=0.5), tmp_path)
 
 
@@ -336,11 +310,7 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
         path=str(tmp_path / "shops.jsonl"), text=("title", "text"), read="both", label="label", by="shop"
     )
     recipe = changed(make_recipe(), test=(source,), seeds=(1, 2))
-    save_models(recipe, recipe.folder, "sentiment")
-    for seed in (1, 2):
-        save_models(recipe, seed_folder(recipe, seed), "sentiment")
-        (seed_folder(recipe, seed) / "sentiment").rename(seed_folder(recipe, seed) / "model")
-    save_results(recipe, [SeedResult(seed, 0.5, 0.7, 0.02) for seed in (1, 2)])
+    save_models(recipe, None, "sentiment", dev_score=0.5, dev_loss=0.7, dev_error=0.02)
     text = evaluate_squeezed(recipe)
     for name, texts in (("shops", 140), ("shops (pair)", 130)):
         assert f"| {name} | {texts} |" in text, "only texts with a title are pairs"

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.training.texts import squeezed
+from training.evaluate.baselines import Labelled
 from training.evaluate.pretraining import PretrainingReport
 from training.problems.estimates import Figure
 from training.problems.single_label import SingleLabel
 from training.report import classifier
-from training.report.baselines import Labelled
 from training.report.classifier import OURS, ClassifierReport, Comparison, Domains, WrongAnswer
 from training.report.tables import Report, tables, wrong_answers
 from training.sources.documents import Document

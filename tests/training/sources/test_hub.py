@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from model.tokenizer import Tokenizer
 from tests.training.sources.reading import WIKITEXT
-from training.corpus.prepare import prepare
-from training.corpus.tokenizer import make_tokenizer
+from tests.training.stages import made
 from training.errors import SourceError
 from training.recipe import CorpusConfig, Recipe, SourceConfig, TokenizerConfig
 from training.sources.documents import Document, documents
@@ -217,8 +215,8 @@ def test_hub_cache_lets_a_run_stream_a_data_set_once(use_hub: UseHub, tmp_path: 
         tokenizer=TokenizerConfig(vocab_size=200),
         corpus=CorpusConfig(sources=(SourceConfig(hub="owner/set"),), heldout_fraction=0.1),
     )
-    prepare(recipe, Tokenizer.load(make_tokenizer(recipe)))
+    assert made(recipe, "tokenizer", "prepare")
     assert hub.opened == 1
-    prepare(recipe.inside("again"), Tokenizer.load(make_tokenizer(recipe.inside("again"))))
+    more = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"heldout_fraction": 0.2})})
+    assert made(more, "prepare")
     assert hub.opened == 1
-    assert not (recipe.folder / "again" / "hub").exists()

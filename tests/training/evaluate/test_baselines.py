@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-import training.report.baselines as baselines_module
+import training.evaluate.baselines as baselines_module
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review, sentence
+from training.corpus.texts import write_texts
+from training.evaluate.baselines import Labelled, fit_bag, read_baseline, read_test, write_baseline
 from training.problems.choose import problem_of
 from training.problems.single_label import SingleLabel
 from training.recipe import Recipe, SourceConfig
-from training.report.baselines import Labelled, evaluate_bag, fit_bag, read_test
 from training.sources.documents import Document
 
 PROBLEM = SingleLabel(("NEGATIVE", "POSITIVE"))
@@ -37,30 +37,18 @@ def answers(train: Labelled, dev: Labelled, test: Labelled, problem: SingleLabel
     return fit_bag(problem, train, dev)([document.text for document, _ in test]).argmax(1).tolist()
 
 
-def scores(recipe: Recipe, **changes: object) -> dict[str, Tensor]:
-    recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
-    return evaluate_bag(recipe, PROBLEM, read_test(recipe))
+def texts(recipe: Recipe, folder: Path) -> Path:
+    write_texts(recipe, folder)
+    return folder
 
 
-def test_bag_learns_the_words_that_decide_and_is_cached(
-    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = make_recipe()
-    first = scores(recipe)
-    right = first["reviews"].argmax(1) == torch.tensor([label for _, label in read_test(recipe)["reviews"]])
+def test_baseline_answers_the_test_texts(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    place = texts(make_recipe(), tmp_path / "texts")
+    write_baseline(PROBLEM, place, tmp_path)
+    found = read_baseline(tmp_path)
+    assert set(found) == {"reviews"}
+    right = found["reviews"].argmax(1) == torch.tensor([label for _, label in read_test(place)["reviews"]])
     assert right.float().mean() >= 0.9
-    with monkeypatch.context() as patch:
-        patch.setattr(baselines_module, "fit_bag", None)
-        assert torch.equal(scores(recipe)["reviews"], first["reviews"])
-    fewer = SourceConfig(name="reviews", path="reviews.jsonl", label="label", limit=60)
-    assert not torch.equal(scores(recipe, train=(fewer,))["reviews"], first["reviews"]), "other texts"
-
-
-def test_bag_cache_is_not_used_for_test_sets_of_other_names(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe()
-    (test,) = recipe.finetune.test
-    assert set(scores(recipe)) == {"reviews"}
-    assert set(scores(recipe, test=(test.model_copy(update={"name": "other"}),))) == {"other"}
 
 
 def test_bag_that_can_learn_nothing_is_left_out_and_says_so(
@@ -69,15 +57,20 @@ def test_bag_that_can_learn_nothing_is_left_out_and_says_so(
     rows = [json.dumps({"text": "🙂🙁"[i % 2] * (i + 1), "label": i % 2}) for i in range(40)]
     (tmp_path / "emoji.jsonl").write_text("\n".join(rows))
     source = SourceConfig(path=str(tmp_path / "emoji.jsonl"), label="label")
-    assert scores(make_recipe(), train=(source,)) == {}
+    recipe = make_recipe()
+    recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": (source,)})})
+    write_baseline(PROBLEM, texts(recipe, tmp_path / "texts"), tmp_path)
+    assert read_baseline(tmp_path) == {}
     assert f"the report has no {PROBLEM.bag}: " in caplog.text
 
 
-def test_bags_learn_from_texts_drawn_evenly(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = make_recipe()
-    every, _ = baselines_module._parts(recipe)
+def test_bags_learn_from_texts_drawn_evenly(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = texts(make_recipe(), tmp_path)
+    every, _ = baselines_module._parts(place)
     monkeypatch.setattr(baselines_module, "MAX_TEXTS", 3)
-    few, _ = baselines_module._parts(recipe)
+    few, _ = baselines_module._parts(place)
     assert few == [every[len(every) * i // 3] for i in range(3)]
 
 

@@ -1,0 +1,185 @@
+"""A stage of a run: its key, its folder, `done.json`, its links, and what is said of a result that is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.commands import occupied
+from training.errors import RunError
+from training.loop.stage import DONE, Made, Stage
+from training.runtime.distributed import DistContext
+
+ALONE = DistContext()
+
+
+class Maker:
+    """Writes the number of the call into `text.npy` and `inner/text.npy`. `outcome` is returned, or called first."""
+
+    def __init__(self, outcome: Made | Callable[[], Made] = None) -> None:
+        self.outcome: Made | Callable[[], Made] = {} if outcome is None else outcome
+        self.calls = 0
+
+    def __call__(self, folder: Path, _dist: DistContext) -> Made:
+        self.calls += 1
+        (folder / "inner").mkdir(parents=True, exist_ok=True)
+        for file in (folder / "text.npy", folder / "inner" / "text.npy"):
+            file.write_text(str(self.calls))
+        return self.outcome() if callable(self.outcome) else self.outcome
+
+
+def stage(run: Path, settings: dict[str, Any] | None = None, make: Any = None, **more: Any) -> Stage:
+    named = {"name": "corpus", "command": "prepare", "links": {"corpus": "", "inside": "inner"}} | more
+    return Stage(run=run, settings=settings or {"size": 1}, make=make or Maker(), **named)
+
+
+# --- the key
+
+
+def test_stage_key_is_that_of_its_name_its_settings_and_the_stages_that_it_needs(tmp_path: Path) -> None:
+    first = stage(tmp_path)
+    assert stage(tmp_path / "elsewhere").key == first.key
+    others = [
+        stage(tmp_path, {"size": 2}),
+        stage(tmp_path, name="labelled"),
+        stage(tmp_path, needs=(first,)),
+        stage(tmp_path, needs=(stage(tmp_path, {"size": 2}),)),
+    ]
+    assert len({first.key, *(other.key for other in others)}) == 5
+
+
+def test_stage_key_depends_on_the_order_of_labels(tmp_path: Path) -> None:
+    labels = {"0": "BAD", "1": "GOOD"}
+    turned = dict(reversed(labels.items()))
+    assert stage(tmp_path, {"labels": labels}).key != stage(tmp_path, {"labels": turned}).key
+
+
+# --- ensure
+
+
+def test_stage_ensure_makes_the_result_once_and_records_it(tmp_path: Path) -> None:
+    need, make = stage(tmp_path, name="tokenizer"), Maker({"result": {"loss": 0.5}})
+    need.ensure(ALONE)
+    one = stage(tmp_path, {"size": 3}, make, needs=(need,))
+    assert one.record is None
+    assert one.ensure(ALONE)
+    assert one.ensure(ALONE)
+    assert make.calls == 1
+    assert one.folder == tmp_path / "stages" / f"corpus-{one.key}"
+    assert one.record == {
+        "result": {"loss": 0.5},
+        "settings": {"size": 3},
+        "needs": [need.folder.name],
+        "files": {"text.npy": 1, "inner/text.npy": 1},
+    }
+
+
+def test_stage_with_another_setting_is_another_result_and_links_lead_to_the_present_one(tmp_path: Path) -> None:
+    makers = Maker(), Maker()
+    stages = [stage(tmp_path, {"size": size}, make) for size, make in enumerate(makers)]
+    for present in (*stages, stages[0]):
+        assert present.ensure(ALONE)
+        assert (tmp_path / "corpus").resolve() == present.folder
+        assert (tmp_path / "inside").resolve() == present.folder / "inner"
+    assert [make.calls for make in makers] == [1, 1]
+
+
+def test_stage_links_lead_to_the_result_in_a_folder_that_was_moved(tmp_path: Path) -> None:
+    assert stage(tmp_path / "old").ensure(ALONE)
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert (tmp_path / "new" / "inside" / "text.npy").read_text() == "1"
+    assert stage(tmp_path / "new").record is not None
+
+
+def test_stage_that_was_stopped_is_not_complete_and_goes_on_in_the_same_folder(tmp_path: Path) -> None:
+    make = Maker(lambda: None)
+    stopped = stage(tmp_path, make=make)
+    assert not stopped.ensure(ALONE)
+    assert stopped.record is None
+    assert not (tmp_path / "corpus").exists()
+    make.outcome = {}
+    assert stopped.ensure(ALONE)
+    assert (stopped.folder / "text.npy").read_text() == "2"
+    assert [folder.name for folder in (tmp_path / "stages").iterdir()] == [stopped.folder.name]
+
+
+def test_stage_that_fails_is_not_complete(tmp_path: Path) -> None:
+    def fail() -> Made:
+        raise KeyboardInterrupt
+
+    failed = stage(tmp_path, make=Maker(fail))
+    with pytest.raises(KeyboardInterrupt):
+        failed.ensure(ALONE)
+    assert failed.record is None
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("name", ["text.npy", "inner/text.npy", DONE])
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: os.truncate(file, 0)])
+def test_stage_with_a_missing_or_cut_off_file_is_made_again(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    make = Maker()
+    damaged = stage(tmp_path, make=make)
+    assert damaged.ensure(ALONE)
+    damage(damaged.folder / name)
+    assert damaged.record is None
+    assert damaged.ensure(ALONE)
+    assert make.calls == 2
+    assert damaged.record is not None
+
+
+def test_stage_removes_its_states_once_it_is_complete_and_keeps_the_one_before_the_decay(tmp_path: Path) -> None:
+    make = Maker(lambda: None)
+    trained = stage(tmp_path, make=make)
+    assert not trained.ensure(ALONE)
+    names = {"before-decay.pt", "state-000000001.pt"}
+    for name in names:
+        (trained.folder / name).touch()
+    assert not trained.ensure(ALONE)
+    assert {file.name for file in trained.folder.glob("*.pt")} == names
+    make.outcome = {}
+    assert trained.ensure(ALONE)
+    assert [file.name for file in trained.folder.glob("*.pt")] == ["before-decay.pt"]
+    (trained.folder / "before-decay.pt").unlink()
+    assert trained.record is not None, "a larger budget may need it, the result does not"
+
+
+def test_stage_in_the_folder_of_another_process_is_refused(tmp_path: Path) -> None:
+    make = Maker()
+    one = stage(tmp_path, make=make)
+    with occupied(one.folder), pytest.raises(RunError, match=rf"another process works in \S*{one.folder.name}: wait"):
+        one.ensure(ALONE)
+    assert make.calls == 0
+
+
+# --- a result that is not there
+
+
+def test_stage_whose_need_is_not_there_names_the_command(tmp_path: Path) -> None:
+    make = Maker()
+    need = stage(tmp_path, name="tokenizer", command="tokenizer")
+    with pytest.raises(RunError, match="has no tokenizer of these settings; run tokenizer first"):
+        stage(tmp_path, make=make, needs=(need,)).ensure(ALONE)
+    assert make.calls == 0
+
+
+def test_stage_check_names_what_other_results_were_made_with(tmp_path: Path) -> None:
+    settings = {"pretrain": {"tokens": 5, "rate": 0.1}, "files": {"a.txt": "abc"}, "fractions": (0.1, 0.2)}
+    other = stage(tmp_path, settings)
+    other.ensure(ALONE)
+    other.check()
+    with pytest.raises(RunError) as error:
+        stage(tmp_path, settings | {"pretrain": {"tokens": 7, "rate": 0.1}, "seed": 2}).check()
+    there = f"{other.folder.name} has pretrain.tokens 5 (now 7), seed None (now 2)"
+    assert str(error.value) == f"{tmp_path} has no corpus of these settings; {there}; run prepare first"
+
+
+def test_stage_check_of_other_needs_says_nothing_of_equal_settings(tmp_path: Path) -> None:
+    stage(tmp_path).ensure(ALONE)
+    with pytest.raises(RunError, match=r"has no corpus of these settings; run prepare first$"):
+        stage(tmp_path, needs=(stage(tmp_path, name="tokenizer"),)).check()

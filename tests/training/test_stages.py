@@ -1,0 +1,286 @@
+"""The pipeline of a recipe: what each key depends on, results side by side, what is listed and removed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from model import Tokenizer, load_checkpoint
+from tests.training.commands import occupied
+from tests.training.conftest import MakeRecipe
+from tests.training.stages import made, put_network, save_new_network
+from tests.training.texts import story
+from training.__main__ import main
+from training.errors import MissingTextError, RunError
+from training.finetune.selection import SeedResult
+from training.recipe import Recipe, load_recipe
+from training.stages import LINKS, Pipeline
+
+STAGES = {"tokenizer", "corpus", "labelled", "pretrain", "finetune"}
+
+
+@pytest.fixture
+def recipe(recipe_file: Path, data: Path, tmp_path: Path) -> Recipe:
+    """The tiny recipe in an empty run folder, with text of its own."""
+    shutil.copytree(data, tmp_path / "data")
+    return load_recipe(str(recipe_file), [f"data={tmp_path / 'data'}", f"run={tmp_path / 'run'}"])
+
+
+def keys(recipe: Recipe, *overrides: str) -> dict[str, str]:
+    """Keys of the stages by name."""
+    changed = load_recipe(recipe.loaded, [*recipe.overrides, *overrides])
+    return {stage.name: stage.key for stage in Pipeline(changed).all()}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """Names of the stages whose keys differ."""
+    return {name for name in {*before, *after} if before.get(name) != after.get(name)}
+
+
+def of_size(recipe: Recipe, vocab_size: int) -> Recipe:
+    return recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocab_size": vocab_size})})
+
+
+# --- keys
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("name=other", "device=cuda", "tensorboard=true", "checkpoint_minutes=1", "cuda_graphs=true"),
+        *("description=words", "limits=['slow']", "export.folder=there"),
+        'corpus.sources=[{name="stories",path="stories.txt",note="public domain"}]',
+        'finetune.train=[{name="reviews",path="reviews.jsonl",label="label",note="public domain"}]',
+    ],
+)
+def test_pipeline_keys_do_not_depend_on_what_changes_no_result(recipe: Recipe, override: str) -> None:
+    assert keys(recipe, override) == keys(recipe)
+
+
+def test_pipeline_keys_do_not_depend_on_the_folder_of_runs_or_on_where_and_when_the_text_was_written(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    before = keys(recipe)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    os.utime(tmp_path / "moved" / "stories.txt", ns=(1, 1))
+    assert keys(recipe, f"data={tmp_path / 'moved'}", f"run={tmp_path / 'other'}") == before
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("tokenizer.vocab_size=150", STAGES),
+        ("corpus.heldout_fraction=0.2", {"corpus", "pretrain", "finetune"}),
+        ("pretrain.tokens=25600", {"pretrain", "finetune"}),
+        ("pretrain.examples.short_length=16", {"pretrain", "finetune"}),
+        ("model.hidden_size=32", {"pretrain", "finetune"}),
+        ("micro_batch_tokens=128", {"pretrain", "finetune"}),
+        ("half_residual=true", {"pretrain", "finetune"}),
+        ("seed=2", {"pretrain", "finetune"}),
+        ("finetune.dev_fraction=0.3", {"texts", "baseline", "labelled", "finetune"}),
+        ('finetune.labels={"1"="POSITIVE","0"="NEGATIVE"}', {"texts", "baseline", "labelled", "finetune"}),
+        ("finetune.epochs=3", {"finetune"}),
+        ("finetune.seeds=[1]", set()),
+        ("finetune.seeds=[2]", {"finetune"}),
+        ("distill.weight=0.5", {"teacher", "soft_labels", "finetune"}),
+    ],
+)
+def test_pipeline_keys_depend_on_the_settings_of_a_stage_and_of_those_before_it(
+    recipe: Recipe, override: str, names: set[str]
+) -> None:
+    assert changed(keys(recipe), keys(recipe, override)) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("stories.txt", STAGES),
+        ("reviews.jsonl", {"texts", "baseline", "labelled", "finetune"}),
+        ("test.jsonl", {"texts", "baseline", "labelled", "finetune"}),
+    ],
+)
+def test_pipeline_keys_depend_on_the_contents_of_files(recipe: Recipe, name: str, names: set[str]) -> None:
+    before = keys(recipe)
+    with (recipe.data / name).open("a") as file:
+        file.write("\n")
+    assert changed(before, keys(recipe)) == names
+
+
+def test_pipeline_key_of_a_seed_does_not_depend_on_the_other_seeds(recipe: Recipe) -> None:
+    def found(seeds: str) -> dict[int, str]:
+        pipeline = Pipeline(load_recipe(recipe.loaded, [*recipe.overrides, f"finetune.seeds={seeds}"]))
+        return {seed: stage.key for seed, stage in pipeline.seeds.items()}
+
+    assert found("[3,1,2]").items() >= found("[1,2]").items()
+    assert len(set(found("[1,2]").values())) == 2
+
+
+def test_pipeline_teachers_do_not_depend_on_the_weight_of_their_labels(recipe: Recipe) -> None:
+    before = keys(recipe, "distill.weight=0.5")
+    assert changed(before, keys(recipe, "distill.weight=0.6")) == {"finetune"}
+    assert changed(before, keys(recipe, "distill.folds=2")) == {"teacher", "soft_labels", "finetune"}
+
+
+def test_pipeline_keys_depend_on_the_contents_of_the_network_to_start_from(
+    recipe: Recipe, pretrained: Path, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(pretrained, start)
+    overrides = f"pretrain.start={start}", f"finetune.pretrained={start}"
+    before = [keys(recipe, override) for override in overrides]
+    elsewhere = f"pretrain.start={pretrained}", f"finetune.pretrained={pretrained}"
+    assert [keys(recipe, override) for override in elsewhere] == before, "where it is does not count"
+    with (start / "config.json").open("a") as file:
+        file.write("\n")
+    after = [keys(recipe, override) for override in overrides]
+    assert [changed(*both) for both in zip(before, after, strict=True)] == [{"pretrain", "finetune"}, {"finetune"}]
+
+
+def test_pipeline_pretrain_depends_on_whether_it_begins_with_a_state(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "before-decay.pt").write_text("a state")
+    found = keys(recipe, f"pretrain.before_decay={tmp_path / 'before-decay.pt'}")
+    assert changed(keys(recipe), found) == {"pretrain", "finetune"}
+
+
+def command(recipe: Recipe) -> list[str]:
+    """Arguments of a command."""
+    return [recipe.loaded, *recipe.overrides]
+
+
+# --- results
+
+
+def test_pipeline_of_two_recipes_in_one_folder_keeps_both_results(make_recipe: MakeRecipe) -> None:
+    first = make_recipe()
+    recipes = [first, of_size(first, 150)]
+    for recipe in recipes:
+        assert made(recipe, "tokenizer", "prepare")
+    stages = [[Pipeline(recipe).tokenizer, Pipeline(recipe).labelled] for recipe in recipes]
+    times = [(stage.folder / "done.json").stat().st_mtime_ns for pair in stages for stage in pair]
+    for recipe, pair in zip(recipes, stages, strict=True):
+        assert made(recipe, "tokenizer", "prepare")
+        assert [(recipe.folder / stage.name).resolve() for stage in pair] == [stage.folder for stage in pair]
+        assert (Tokenizer.load(recipe.folder / "tokenizer").vocab_size == 150) == (recipe is recipes[1])
+    assert times == [(stage.folder / "done.json").stat().st_mtime_ns for pair in stages for stage in pair]
+
+
+def test_pipeline_of_a_changed_file_keeps_the_earlier_result(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    text = tmp_path / "mine.txt"
+    rng = random.Random(1)
+    text.write_text("\n\n".join(story(rng) for _ in range(40)))
+    recipe = make_recipe(f'corpus.sources=[{{path="{text}"}}]', "finetune.train=[]")
+    assert made(recipe, "tokenizer", "prepare")
+    first = Pipeline(recipe).corpus
+    text.write_text(text.read_text() + "\n\n" + story(rng))
+    with pytest.raises(
+        RunError, match=r"no tokenizer of these settings; tokenizer-\w+ has files.*; run tokenizer first"
+    ):
+        made(recipe, "prepare")
+    assert made(recipe, "tokenizer", "prepare")
+    assert (recipe.folder / "corpus").resolve() == Pipeline(recipe).corpus.folder != first.folder
+    assert first.record is not None
+
+
+def test_pipeline_makes_a_damaged_corpus_again(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("finetune.train=[]")
+    corpus = Pipeline(recipe).corpus
+    file = next(corpus.folder.glob("train/*/tokens.npy"))
+    content = file.read_bytes()
+    file.write_bytes(content[:-2])
+    with pytest.raises(RunError, match="has no corpus of these settings; run prepare first"):
+        corpus.check()
+    assert made(recipe, "prepare")
+    assert file.read_bytes() == content
+
+
+def test_pipeline_without_its_text_uses_what_was_made_from_it(recipe: Recipe, caplog: pytest.LogCaptureFixture) -> None:
+    assert made(recipe, "tokenizer", "prepare")
+    before = keys(recipe)
+    (recipe.data / "stories.txt").unlink()
+    (recipe.data / "reviews.jsonl").unlink()
+    assert keys(recipe) == before
+    assert "stories.txt" in caplog.text
+    assert "what was prepared from it is used" in caplog.text
+    assert made(recipe, "prepare")
+    with pytest.raises(MissingTextError, match=r"other\.txt"):
+        keys(recipe, 'corpus.sources=[{path="other.txt"}]')
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_pipeline_in_a_run_folder_of_version_0_2_is_refused(recipe: Recipe, name: str) -> None:
+    (recipe.folder / name).mkdir(parents=True)
+    with pytest.raises(
+        RunError, match=rf"tiny/{name} was made by version 0\.2, .* give this run another name, or move"
+    ):
+        Pipeline(recipe)
+
+
+@pytest.mark.parametrize("key", ["pretrain.start", "finetune.pretrained", "distill.teacher"])
+def test_pipeline_that_starts_from_a_link_of_its_own_run_is_refused(recipe: Recipe, key: str) -> None:
+    with pytest.raises(RunError, match=rf"{key} is \S*tiny/pretrained, which changes with this run: give the run an"):
+        keys(recipe, f"{key}={recipe.folder / 'pretrained'}")
+
+
+def test_pipeline_links_lead_to_the_best_seed(make_recipe: MakeRecipe, sentiment: Path) -> None:
+    recipe = save_new_network(make_recipe("finetune.seeds=[1,2,3]"))
+    pipeline, network = Pipeline(recipe), load_checkpoint(sentiment)
+    for seed, score in ((1, 0.7), (2, 0.9)):
+        result = SeedResult(seed, score, 0.5, 0.1)
+        put_network(pipeline.seeds[seed], network.model, network.tokenizer, result=asdict(result))
+    assert set(pipeline.models()) == {"pretrained"}
+    with pytest.raises(RunError, match=r"has no finetune of these settings.*; run finetune first"):
+        pipeline.results()
+    two = Pipeline(load_recipe(recipe.loaded, [*recipe.overrides, "finetune.seeds=[1,2]"]))
+    two.keep_best()
+    assert (recipe.folder / "finetune").resolve() == two.seeds[2].folder
+    assert (recipe.folder / "sentiment").resolve() == two.models()["sentiment"] == two.seeds[2].folder / "model"
+
+
+# --- the command line
+
+
+def test_list_names_what_is_done_begun_missing_and_unneeded(
+    make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    pipeline = Pipeline(recipe)
+    other = Pipeline(of_size(recipe, 150)).tokenizer
+    assert made(of_size(recipe, 150), "tokenizer")
+    pipeline.pretrain.folder.mkdir()
+    (pipeline.pretrain.folder / "state-000000001.pt").write_bytes(bytes(1_500_000))
+    assert main(["list", *command(recipe)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [[line[0], *line[3:]] for line in lines] == [
+        ["done", str(pipeline.tokenizer.folder)],
+        ["missing", str(pipeline.texts.folder)],
+        ["missing", str(pipeline.labelled.folder)],
+        ["done", str(pipeline.corpus.folder)],
+        ["begun", str(pipeline.pretrain.folder)],
+        ["missing", str(pipeline.seeds[1].folder)],
+        ["missing", str(pipeline.baseline.folder)],
+        ["unneeded", str(other.folder)],
+    ]
+    assert [line[1:3] for line in lines if line[0] == "begun"] == [["1.5", "MB"]]
+
+
+def test_clean_removes_what_the_recipe_does_not_need(
+    make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = save_new_network(make_recipe())
+    other = Pipeline(of_size(recipe, 150)).tokenizer
+    assert made(of_size(recipe, 150), "tokenizer")
+    before = {folder.name for folder in (recipe.folder / "stages").iterdir()}
+    with occupied(other.folder):
+        assert main(["clean", *command(recipe)]) == 1
+    assert "another process works in" in capsys.readouterr().err
+    assert main(["clean", *command(recipe)]) == 0
+    assert capsys.readouterr().out.split()[0::3] == ["removing", str(other.folder)]
+    assert {folder.name for folder in (recipe.folder / "stages").iterdir()} == before - {other.folder.name}
+    assert Pipeline(recipe).corpus.record is not None
+    assert main(["clean", *command(recipe)]) == 0
+    assert capsys.readouterr().out == ""

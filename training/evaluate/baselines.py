@@ -1,0 +1,124 @@
+"""What a bag of words scores on the same labelled text: the figures that a classifier has to beat."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from torch import Tensor
+
+from training.corpus.encode import NO_LABEL, label_column, target_rows
+from training.corpus.shards import ShardInput
+from training.corpus.texts import read_texts
+from training.problems.base import Floats, Problem
+from training.sources.documents import Document
+from training.sources.labels import Target
+
+MAX_TEXTS = 400_000
+"""Texts that a bag learns from, drawn evenly: 360,000 take 5 GB of memory."""
+
+STRENGTHS = (1.0, 10.0, 100.0)
+"""Inverse regularisation of the linear models; dev chooses."""
+
+_UNSPACED = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
+"""A letter of a script without spaces: its own token, so that pairs stand for words."""
+WORD = rf"(?u){_UNSPACED}|(?:(?!{_UNSPACED})[\w'\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff])+|[!?]"
+"""A token of a bag: a word with its accents and vowel signs, or a mark that tells opinions apart."""
+
+DEV = " (dev)"
+"""Marks figures on dev texts in a report."""
+
+PAIR = " (pair)"
+"""Marks figures on texts that are read as pairs in a report."""
+
+logger = logging.getLogger(__name__)
+
+Labelled = list[tuple[Document, Target]]
+
+
+def write_baseline(problem: Problem, texts: Path, folder: Path) -> None:
+    """Fit a bag of words, and write its (texts, outputs) scores by name of the test set into `bag.npz`; nothing if
+    there is nothing to learn.
+
+    Args:
+        texts: what `training.corpus.texts` wrote.
+    """
+    (train, dev), test = _parts(texts), read_test(texts)
+    if not train or not test:
+        return
+    logger.info("%s on %d texts", problem.bag, len(train))
+    try:
+        bag = fit_bag(problem, train, dev)
+    except ValueError as error:  # no word occurs often enough, or all labels are equal
+        logger.warning("the report has no %s: %s", problem.bag, error)
+        return
+    np.savez(folder / "bag.npz", allow_pickle=False, **{name: bag(texts_of(part)) for name, part in test.items()})
+
+
+def read_baseline(folder: Path) -> dict[str, Tensor]:
+    """What `write_baseline` wrote; empty if there was nothing to learn."""
+    if not (folder / "bag.npz").is_file():
+        return {}
+    with np.load(folder / "bag.npz") as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+def fit_bag(problem: Problem, train: Labelled, dev: Labelled) -> Callable[[Sequence[str]], Floats]:
+    """A linear model over TF-IDF of words and word pairs: texts to scores (texts, outputs).
+
+    Raises:
+        ValueError: there is nothing to learn.
+    """
+    words = TfidfVectorizer(
+        ngram_range=(1, 2), token_pattern=WORD, max_features=400_000, sublinear_tf=True, dtype=np.float32
+    )
+    features, targets = words.fit_transform(texts_of(train)), targets_of(problem, train)
+    bags = [problem.fit(features, targets, strength) for strength in (STRENGTHS if dev else STRENGTHS[1:2])]
+    if len(bags) == 1:
+        return lambda texts: bags[0](words.transform(texts))
+    held_out, wanted = words.transform(texts_of(dev)), torch.from_numpy(targets_of(problem, dev))
+    figures = [problem.figures(torch.from_numpy(bag(held_out)), wanted)[problem.compared] for bag in bags]
+    best = bags[int(np.argmax([problem.merit(figure) for figure in figures]))]
+    return lambda texts: best(words.transform(texts))
+
+
+def texts_of(part: Labelled) -> list[str]:
+    """The text of each document."""
+    return [document.text for document, _ in part]
+
+
+def targets_of(problem: Problem, part: Labelled) -> Floats:
+    """(texts, outputs) the targets of labelled documents."""
+    return target_rows(label_column([target for _, target in part]), len(problem.names))
+
+
+def read_test(texts: Path) -> dict[str, Labelled]:
+    """The labelled documents for the report by their source; without any, the dev texts of each source, under the name
+    with `DEV`. If a source is read as one text and as a pair, those with both texts are there once more, under the name
+    with `PAIR`."""
+    test: dict[str, Labelled] = defaultdict(list)
+    part, mark = ("test", "") if (texts / "test").is_dir() else ("dev", DEV)
+    for shard in read_texts(texts, part):
+        rows = _rows(shard)
+        test[shard.source + mark] += rows
+        pairs = [row for row in rows if all(row[0].fields)]
+        if shard.read == "both" and pairs:
+            test[shard.source + mark + PAIR] += pairs
+    return dict(test)
+
+
+def _parts(texts: Path) -> tuple[Labelled, Labelled]:
+    """Training and dev documents that have a label."""
+    train, dev = ([row for shard in read_texts(texts, part) for row in _rows(shard)] for part in ("train", "dev"))
+    chosen = np.linspace(0, len(train), min(len(train), MAX_TEXTS), endpoint=False, dtype=int).tolist()
+    return [train[i] for i in chosen], dev
+
+
+def _rows(shard: ShardInput) -> Labelled:
+    assert shard.labels is not None
+    return [row for row in zip(shard.documents, shard.labels, strict=True) if row[1] != NO_LABEL]

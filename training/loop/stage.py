@@ -1,0 +1,141 @@
+"""A stage of a run: a function whose result has a folder that carries a hash of what it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from training.errors import RunError
+from training.loop.checkpoint import states
+from training.loop.log import flatten
+from training.runtime.distributed import DistContext
+from training.runtime.files import read_json, write_json
+from training.runtime.lock import ranks_in_turn, run_lock
+
+DONE = "done.json"
+"""File that a complete result has."""
+
+logger = logging.getLogger(__name__)
+
+Made = Mapping[str, Any] | None
+"""What a stage adds to its `done.json`; None if a signal stopped it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One stage of a run."""
+
+    name: str
+    command: str
+    """The command that makes it."""
+    run: Path
+    """Folder of the run."""
+    settings: Mapping[str, Any]
+    """What the result depends on, beside the stages that it needs."""
+    make: Callable[[Path, DistContext], Made]
+    """Makes the result in a folder, or continues."""
+    needs: tuple[Stage, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Readable paths, and where in the stage's folder they lead."""
+    in_ranks: bool = False
+    """Whether all ranks of `torchrun` make it together."""
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of the settings and of the keys of the stages that it needs."""
+        content = json.dumps(
+            [self.name, self.settings, [need.key for need in self.needs]]
+        )  # the order of labels counts
+        return hashlib.sha256(content.encode()).hexdigest()[:10]
+
+    @property
+    def folder(self) -> Path:
+        """Where the result is."""
+        return self.run / "stages" / f"{self.name}-{self.key}"
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """Contents of `done.json`; None if the result is not complete, or a file of it is missing or cut off."""
+        found: dict[str, Any] | None = read_json(self.folder / DONE)
+        return found if found and found["files"].items() <= _sizes(self.folder).items() else None
+
+    def ensure(self, dist: DistContext) -> bool:
+        """Make the result, unless it is there. False if a signal stopped it.
+
+        Raises:
+            RunError: a stage that it needs is not made, or another process makes this one.
+        """
+        for need in self.needs if self.record is None else ():
+            need.check()
+        if not self.in_ranks:
+            with ranks_in_turn(self.run), run_lock(self.folder):
+                return self._ensure(DistContext())
+        with run_lock(self.folder / f"rank-{dist.rank}"):
+            return self._ensure(dist)
+
+    def _ensure(self, dist: DistContext) -> bool:
+        if dist.all_gather(self.record is not None)[0]:
+            logger.info("%s: already there", self.folder)
+        else:
+            dist.check_equal(self.key)
+            if dist.is_main:
+                self._remove_damaged()
+            made = self.make(self.folder, dist)
+            if made is None:
+                return False
+            if dist.is_main:
+                needs = [need.folder.name for need in self.needs]
+                record = {"settings": self.settings, "needs": needs, "files": _sizes(self.folder)}
+                write_json(self.folder / DONE, {**made, **record})
+        if dist.is_main:
+            for state in states(self.folder):  # not before the result is complete
+                state.unlink()
+            for name, inside in self.links.items():
+                link(self.run / name, self.folder / inside)
+        return True
+
+    def _remove_damaged(self) -> None:
+        """Remove the files in folders of a complete result that have a missing or damaged one, because a stage keeps
+        what it finds."""
+        recorded, here = (read_json(self.folder / DONE) or {}).get("files", {}), _sizes(self.folder)
+        damaged = {Path(name).parent for name, size in recorded.items() if here.get(name) != size}
+        for name in here:
+            if Path(name).parent in damaged:
+                (self.folder / name).unlink()
+        (self.folder / DONE).unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raise RunError if the result is not there."""
+        if self.record is not None:
+            return
+        others = filter(None, map(self._difference, sorted(self.run.glob(f"stages/{self.name}-*/{DONE}"))))
+        there = "".join(f"; {other}" for other in list(others)[:3])
+        raise RunError(f"{self.run} has no {self.name} of these settings{there}; run {self.command} first")
+
+    def _difference(self, done: Path) -> str:
+        """What another result of this stage was made with, in a few words."""
+        found = (read_json(done) or {}).get("settings", {})
+        there, here = flatten(found), flatten(json.loads(json.dumps(self.settings)))
+        keys = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
+        words = [f"{key} {there.get(key)!r:.40} (now {here.get(key)!r:.40})" for key in keys[:2]]
+        return f"{done.parent.name} has {', '.join(words)}" if words else ""
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file that later stages need: no logs, no states."""
+    found = (file for file in folder.rglob("*") if file.suffix in (".json", ".npy", ".npz", ".gz", ".safetensors"))
+    return {str(file.relative_to(folder)): file.stat().st_size for file in found if file.name != DONE}
+
+
+def link(name: Path, target: Path) -> None:
+    """Let a readable path lead to a file or folder of the same run."""
+    new = name.with_name(f".{name.name}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target.relative_to(name.parent))
+    new.replace(name)

@@ -1,0 +1,406 @@
+"""The pipeline of a recipe: its stages, what each depends on, and where its result is.
+
+    stage        needs
+    tokenizer
+    corpus       tokenizer
+    pretrain     corpus
+    texts
+    labelled     texts, tokenizer
+    teacher      labelled, pretrain                 one for each fold
+    soft_labels  labelled, teachers
+    finetune     labelled, soft_labels, pretrain    one for each seed
+    baseline     texts
+
+The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the settings that its result depends on and
+of the stages that it needs. So another setting is another folder, and nothing is made over anything. With `done.json`,
+the result is complete; without it, the same command continues. Links such as `runs/<name>/pretrained` lead to the
+present result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.errors import CheckpointError
+from model.heads import BertForSequenceClassification
+from model.tokenizer import Tokenizer
+from training.corpus.fingerprint import checkpoint_hash, file_hashes, source_settings, tokenizer_hash
+from training.corpus.prepare import corpus_settings, prepare, prepare_labelled, text_settings
+from training.corpus.reader import FORMAT, PreparedText
+from training.corpus.texts import write_texts
+from training.corpus.tokenizer import make_tokenizer
+from training.errors import RunError
+from training.examples.labelled import Fold
+from training.finetune.distill import load_teachers, write_soft_labels
+from training.finetune.plan import PlanPolicy
+from training.finetune.run import finetune
+from training.finetune.selection import SeedResult, best_seed
+from training.finetune.task import keeps_last_layer
+from training.loop.stage import Made, Stage, link
+from training.pretrain.run import pretrain
+from training.problems.choose import problem_of
+from training.recipe import SINGLE_LABEL, Recipe, SourceConfig
+from training.runtime.distributed import DistContext
+
+LINKS = ("tokenizer", "corpus", "labelled", "pretrain", "pretrained", "soft_labels", "finetune", "sentiment")
+"""Readable paths in the folder of a run."""
+
+_IN_TEXTS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction"}
+"""Keys of `[finetune]` that the stage `texts` depends on."""
+
+logger = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """The stages of a recipe.
+
+    Raises:
+        RunError: the folder of the run is one of version 0.2, or has folders in place of links.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._cache = recipe.folder / "file-hashes.json"
+        paths = [recipe.folder / name for name in LINKS]
+        if old := next((path for path in paths if path.exists() and not path.is_symlink()), None):
+            if (recipe.folder / "stages").is_dir():
+                raise RunError(f"{old} is not a link into stages/, as in a copy that has followed links: delete it")
+            raise RunError(
+                f"{old} was made by version 0.2, and 0.3 does not continue its runs. What it exported can be served: "
+                "give this run another name, or move the folder away"
+            )
+
+    # --- text ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Stage:
+        """The vocabulary."""
+        recipe = self.recipe
+        settings: dict[str, Any]
+        if start := self._network("pretrain.start", recipe.pretrain.start):
+            settings = {"start": tokenizer_hash(Tokenizer.load(start))}
+        else:
+            config, sources = recipe.tokenizer.model_dump(mode="json"), source_settings(recipe.corpus.sources)
+            settings = {"tokenizer": config, "sources": sources, "files": self._files(recipe.corpus.sources)}
+        make = _always(partial(make_tokenizer, recipe))
+        return self._stage("tokenizer", "tokenizer", settings, make, links={"tokenizer": ""})
+
+    @cached_property
+    def corpus(self) -> Stage:
+        """The token ids of the text to pretrain on."""
+        make = _always(lambda folder: prepare(self.recipe, Tokenizer.load(self.tokenizer.folder), folder))
+        return self._stage(
+            "corpus", "prepare", self._corpus_settings(), make, needs=(self.tokenizer,), links={"corpus": ""}
+        )
+
+    def heldout(self, tokenizer: Tokenizer) -> Stage:
+        """The token ids of the held-out text in another vocabulary."""
+        make = _always(lambda folder: prepare(self.recipe, tokenizer, folder, heldout_only=True))
+        settings = self._corpus_settings() | {"tokenizer": tokenizer_hash(tokenizer)}
+        return self._stage("heldout", "evaluate", settings, make)
+
+    @cached_property
+    def texts(self) -> Stage:
+        """The labelled text, and the text that teachers label."""
+        return self.texts_of(self.ordered)
+
+    def texts_of(self, recipe: Recipe) -> Stage:
+        """The labelled text with the labels in the order of a recipe."""
+        sources = (*recipe.finetune.train, *recipe.finetune.test, *(recipe.distill.sources if recipe.distill else ()))
+        settings = text_settings(recipe) | {"files": self._files(sources), "format": FORMAT}
+        return self._stage("texts", "prepare", settings, _always(partial(write_texts, recipe)))
+
+    @cached_property
+    def baseline(self) -> Stage:
+        """What a bag of words answers to the test texts."""
+        return self.baseline_of(self.ordered)
+
+    def baseline_of(self, recipe: Recipe) -> Stage:
+        """The same with the labels in the order of a recipe."""
+        texts, problem = self.texts_of(recipe), problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
+
+        def make(folder: Path) -> None:
+            from training.evaluate.baselines import write_baseline  # a machine with a GPU may lack scikit-learn
+
+            write_baseline(problem, texts.folder, folder)
+
+        return self._stage("baseline", "evaluate", {}, _always(make), needs=(texts,))
+
+    @cached_property
+    def labelled(self) -> Stage:
+        """The token ids of the labelled text, and of the text that teachers label."""
+        recipe, texts = self.ordered, self.texts
+        bag = _needs_bag(recipe)
+        settings = {"bag": bag, "format": FORMAT}
+
+        def make(folder: Path) -> None:
+            prepare_labelled(recipe, self._finetune_tokenizer, texts.folder, folder)
+            is_small = PreparedText.open(folder / "train").documents <= PlanPolicy().max_bag_texts
+            if bag == "always" or (bag == "few" and is_small):
+                from training.finetune.bag_teacher import label_out_of_fold
+
+                label_out_of_fold(folder / "train", problem_of(SINGLE_LABEL, recipe.finetune.label_names))
+
+        needs: tuple[Stage, ...] = (texts, self.tokenizer)
+        if self.start is not None:
+            needs, settings["tokenizer"] = (texts,), tokenizer_hash(self.start.tokenizer)
+        return self._stage("labelled", "prepare", settings, _always(make), needs=needs, links={"labelled": ""})
+
+    # --- networks --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def pretrain(self) -> Stage:
+        """The network for masked words and next sentences."""
+        recipe, config = self.recipe, self.recipe.pretrain
+        start = self._network("pretrain.start", config.start)
+        settings = {
+            "pretrain": config.model_dump(mode="json", exclude={"start", "before_decay"}),
+            "start": checkpoint_hash(start, self._cache) if start else None,
+            # Not the file's hash: the link `pretrain` of its path leads to this run's own file once it has finished.
+            "before_decay": config.before_decay is not None,
+            "model": None if start else {**recipe.model.model_dump(), "positions": recipe.positions},
+            **self._common(recipe.micro_tokens(config)),
+            "seed": recipe.seed,
+        }
+
+        def make(folder: Path, dist: DistContext) -> Made:
+            return pretrain(recipe, Tokenizer.load(self.tokenizer.folder), self.corpus.folder, folder, dist)
+
+        links = {"pretrain": "", "pretrained": "model"}
+        return self._stage("pretrain", "pretrain", settings, make, needs=(self.corpus,), links=links, in_ranks=True)
+
+    @cached_property
+    def start(self) -> Checkpoint | None:
+        """The checkpoint of `finetune.pretrained`; None if the classifier starts from the run's own network.
+
+        Raises:
+            RunError: it cannot be loaded.
+        """
+        if (folder := self._network("finetune.pretrained", self.recipe.finetune.pretrained)) is None:
+            return None
+        if not folder.is_dir():
+            raise RunError(f"finetune.pretrained: {folder} is missing")
+        try:
+            return load_checkpoint(folder)
+        except CheckpointError as error:
+            raise RunError(f"finetune.pretrained: {error}") from error
+
+    @cached_property
+    def teachers(self) -> list[Stage]:
+        """A classifier for each part of the labelled texts, which has not read it."""
+        distill = self.recipe.distill
+        if distill is None or distill.teacher:
+            return []
+        seed, count = self.recipe.seed, distill.folds
+        return [self._classifier("teacher", "distill", seed + i, count, Fold(i, count)) for i in range(count)]
+
+    @cached_property
+    def soft_labels(self) -> Stage | None:
+        """The teachers' probabilities for the labelled texts."""
+        if (distill := self.recipe.distill) is None:
+            return None
+        teacher = self._network("distill.teacher", distill.teacher)
+        settings = {"teacher": checkpoint_hash(teacher, self._cache)} if teacher else {"folds": distill.folds}
+        folders = [teacher] if teacher else [stage.folder / "model" for stage in self.teachers]
+
+        def make(folder: Path) -> None:
+            teachers = load_teachers(folders, self.ordered.finetune, self._finetune_tokenizer)
+            write_soft_labels(self.ordered, teachers, self.labelled.folder / "train", folder)
+
+        needs = (self.labelled, *self.teachers)
+        return self._stage("soft_labels", "distill", settings, _always(make), needs=needs, links={"soft_labels": ""})
+
+    @cached_property
+    def seeds(self) -> dict[int, Stage]:
+        """The classifier of each seed."""
+        seeds, soft_labels = self.recipe.finetune.seeds or (self.recipe.seed,), self.soft_labels
+        return {seed: self._classifier("finetune", "finetune", seed, len(seeds), None, soft_labels) for seed in seeds}
+
+    def _classifier(
+        self,
+        name: str,
+        command: str,
+        seed: int,
+        count: int,
+        left_out: Fold | None,
+        soft_labels: Stage | None = None,
+    ) -> Stage:
+        """A training of the classifier.
+
+        Args:
+            count: Trainings that share a budget in minutes.
+            left_out: Texts that are not trained on.
+        """
+        recipe = self.ordered
+        if recipe.finetune.minutes:
+            minutes = recipe.finetune.minutes / count
+            recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
+        pretrained = recipe.finetune.pretrained
+        settings = {
+            "finetune": recipe.finetune.model_dump(mode="json", exclude={"seeds", "pretrained", *_IN_TEXTS}),
+            "start": checkpoint_hash(pretrained, self._cache) if pretrained else None,
+            "soft_label_weight": recipe.distill.weight if recipe.distill and soft_labels else None,
+            "left_out": [left_out.number, left_out.count] if left_out else None,
+            **self._common(recipe.micro_batch_tokens),
+            "seed": seed,
+        }
+        needs = (self.labelled, *(() if pretrained else (self.pretrain,)), *((soft_labels,) if soft_labels else ()))
+
+        def make(folder: Path, dist: DistContext) -> Made:
+            start = self.start or load_checkpoint(self.pretrain.folder / "model")
+            soft = soft_labels.folder if soft_labels else None
+            return finetune(recipe, start, self.labelled.folder, soft, folder, seed, left_out, dist)
+
+        return self._stage(name, command, settings, make, needs=needs, in_ranks=True)
+
+    # --- results ---------------------------------------------------------------------------------------------------
+
+    def results(self) -> dict[int, SeedResult]:
+        """Figures of each seed on dev.
+
+        Raises:
+            RunError: a seed is not trained.
+        """
+        found = {}
+        for seed, stage in self.seeds.items():
+            stage.check()
+            found[seed] = SeedResult(**(stage.record or {})["result"])
+        return found
+
+    @property
+    def best(self) -> Stage:
+        """The classifier with the best figures on dev. Raises RunError as `results`."""
+        return self.seeds[best_seed(list(self.results().values())).seed]
+
+    def keep_best(self) -> None:
+        """Let the readable paths lead to the best classifier."""
+        best = self.best
+        link(self.recipe.folder / "finetune", best.folder)
+        link(self.recipe.folder / "sentiment", best.folder / "model")
+
+    def models(self) -> dict[str, Path]:
+        """The run's networks that are complete: `pretrained`, `sentiment`."""
+        found = {}
+        if self.pretrains and self.pretrain.record is not None:
+            found["pretrained"] = self.pretrain.folder / "model"
+        if self.recipe.finetune.train and all(stage.record is not None for stage in self.seeds.values()):
+            found["sentiment"] = self.best.folder / "model"
+        return found
+
+    # --- all of it -------------------------------------------------------------------------------------------------
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether the recipe pretrains a network: not if it fine-tunes one that exists."""
+        config = self.recipe.finetune
+        return not (config.pretrained and (config.train or not self.recipe.corpus.sources))
+
+    def of(self, command: str) -> list[Stage]:
+        """The stages that a command makes, in order."""
+        has_labels = bool(self.recipe.finetune.train)
+        if command == "tokenizer":
+            return [self.tokenizer]
+        if command == "prepare":  # labelled texts first: a wrong label is found before the large text is prepared
+            labelled = [self.texts, self.labelled] if has_labels else []
+            return [*labelled, *([self.corpus] if self.pretrains else [])]
+        if command == "pretrain":
+            return [self.pretrain]
+        if command == "distill":
+            if self.soft_labels is None:
+                raise RunError(
+                    "the recipe has no [distill]: name a classifier, distill.teacher=runs/big/sentiment, "
+                    "or learn from this run's own teachers, distill.weight=0.5"
+                )
+            return [self.texts, self.labelled, *self.teachers, self.soft_labels]
+        if command == "evaluate":
+            return [self.baseline] if has_labels else []
+        if not has_labels:
+            raise RunError("finetune.train has no source to train a classifier on")
+        return [self.texts, self.labelled, *self.seeds.values()]
+
+    def commands(self) -> list[str]:
+        """The commands of `all`, in order."""
+        has_labels = bool(self.recipe.finetune.train)
+        return [
+            *(("tokenizer", "prepare", "pretrain") if self.pretrains else ("prepare",)),
+            *(("distill",) if self.recipe.distill and has_labels else ()),
+            *(("finetune",) if has_labels else ()),
+            *("evaluate", "export"),
+        ]
+
+    def all(self) -> list[Stage]:
+        """All stages, in order."""
+        found = [stage for name in self.commands() if name != "export" for stage in self.of(name)]
+        return list(dict.fromkeys(found))
+
+    def unneeded(self) -> Iterator[Path]:
+        """Folders of stages in the run's folder that this recipe does not need."""
+        needed = {stage.folder for stage in self.all()}
+        yield from (folder for folder in sorted(self.recipe.folder.glob("stages/*")) if folder not in needed)
+
+    # --- settings --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def ordered(self) -> Recipe:
+        """The recipe with its labels in the order of a classifier to start from."""
+        if self.start is None or not isinstance(self.start.model, BertForSequenceClassification):
+            return self.recipe
+        config = self.recipe.finetune.in_order_of(self.start.config.labels)
+        if not keeps_last_layer(self.start.model, config):
+            logger.info("it has other labels (%s), so its last layer is new", ", ".join(self.start.config.labels[:5]))
+        return self.recipe.model_copy(update={"finetune": config})
+
+    @property
+    def _finetune_tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.tokenizer.folder) if self.start is None else self.start.tokenizer
+
+    def _corpus_settings(self) -> dict[str, Any]:
+        recipe = self.recipe
+        sources = (*recipe.corpus.heldout, *recipe.corpus.sources, *recipe.left_out_of_corpus)
+        return corpus_settings(recipe) | {"files": self._files(sources)} | _versions()
+
+    def _common(self, micro_batch_tokens: int) -> dict[str, Any]:
+        return {"micro_batch_tokens": micro_batch_tokens, "half_residual": self.recipe.half_residual}
+
+    def _files(self, sources: Sequence[SourceConfig]) -> dict[str, str]:
+        return file_hashes(sources, self.recipe.data, self._cache)
+
+    def _network(self, key: str, folder: Path | None) -> Path | None:
+        """A network that the recipe names. Raises RunError if a readable path of this run leads to it, because that
+        leads to another network once this run has made one."""
+        if folder is not None and folder.absolute().parent == self.recipe.folder.absolute():
+            other = f"name {folder.resolve()}, or " if folder.is_symlink() else ""
+            raise RunError(f"{key} is {folder}, which changes with this run: {other}give the run another name")
+        return folder
+
+    def _stage(self, name: str, command: str, settings: Mapping[str, Any], make: Any, **more: Any) -> Stage:
+        return Stage(name, command, self.recipe.folder, settings, make, **more)
+
+
+def _always(make: Callable[[Path], object]) -> Callable[[Path, DistContext], Made]:
+    """A function of a stage that no signal stops early."""
+
+    def made(folder: Path, _dist: DistContext) -> Made:
+        make(folder)
+        return {}
+
+    return made
+
+
+def _needs_bag(recipe: Recipe) -> str:
+    """For which texts a bag of words may be a teacher of the classifier: always, for few, or none ("")."""
+    config = recipe.finetune
+    if config.problem_type != SINGLE_LABEL or recipe.distill or config.bag_weight == 0:
+        return ""
+    return "always" if config.bag_weight else "few"
+
+
+def _versions() -> dict[str, Any]:
+    """What prepared text depends on beside its settings."""
+    return {"format": FORMAT, "sentencex": version("sentencex")}
