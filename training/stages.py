@@ -42,13 +42,13 @@ from training.finetune.plan import PlanPolicy
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, best_seed
 from training.finetune.task import keeps_last_layer
-from training.loop.stage import Made, Stage, link
+from training.loop.stage import RUNNING, Made, Stage, link
 from training.pretrain.run import pretrain
 from training.problems.choose import problem_of
 from training.recipe import SINGLE_LABEL, Recipe, SourceConfig
 from training.runtime.distributed import DistContext
 
-LINKS = ("tokenizer", "corpus", "labelled", "pretrain", "pretrained", "soft_labels", "finetune", "sentiment")
+LINKS = ("tokenizer", "corpus", "labelled", "pretrain", "pretrained", "soft_labels", "finetune", "sentiment", RUNNING)
 """Readable paths in the folder of a run."""
 
 _IN_TEXTS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction"}

@@ -21,6 +21,9 @@ from training.runtime.lock import ranks_in_turn, run_lock
 DONE = "done.json"
 """File that a complete result has."""
 
+RUNNING = "running"
+"""Readable path to the result that is being made, with its log."""
+
 logger = logging.getLogger(__name__)
 
 Made = Mapping[str, Any] | None
@@ -86,6 +89,7 @@ class Stage:
             dist.check_equal(self.key)
             if dist.is_main:
                 self._remove_damaged()
+                link(self.run / RUNNING, self.folder)
             made = self.make(self.folder, dist)
             if made is None:
                 return False
@@ -94,6 +98,7 @@ class Stage:
                 record = {"settings": self.settings, "needs": needs, "files": _sizes(self.folder)}
                 write_json(self.folder / DONE, {**made, **record})
         if dist.is_main:
+            (self.run / RUNNING).unlink(missing_ok=True)
             for state in states(self.folder):  # not before the result is complete
                 state.unlink()
             for name, inside in self.links.items():

@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.commands import occupied
 from training.errors import RunError
-from training.loop.stage import DONE, Made, Stage
+from training.loop.stage import DONE, RUNNING, Made, Stage
 from training.runtime.distributed import DistContext
 
 ALONE = DistContext()
@@ -35,6 +35,19 @@ class Maker:
 def stage(run: Path, settings: dict[str, Any] | None = None, make: Any = None, **more: Any) -> Stage:
     named = {"name": "corpus", "command": "prepare", "links": {"corpus": "", "inside": "inner"}} | more
     return Stage(run=run, settings=settings or {"size": 1}, make=make or Maker(), **named)
+
+
+def test_stage_is_found_by_a_readable_path_while_it_is_made(tmp_path: Path) -> None:
+    def look() -> Made:
+        assert (tmp_path / RUNNING).resolve() == begun.folder
+        return None
+
+    begun = stage(tmp_path, make=Maker(look))
+    assert not begun.ensure(ALONE)
+    assert (tmp_path / RUNNING).resolve() == begun.folder, "it was stopped"
+    finished = stage(tmp_path)
+    assert finished.ensure(ALONE)
+    assert not (tmp_path / RUNNING).is_symlink()
 
 
 # --- the key
