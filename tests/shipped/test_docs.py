@@ -43,9 +43,11 @@ def test_command_line_is_answered(
     shipped: httpx.Client, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with Path("reviews.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], ["I loved it."], ["It broke."]])
+    Path("reviews").mkdir()
+    for name in ("reviews.csv", "more.csv", "reviews/a.csv"):
+        with Path(name).open("w", newline="") as file:
+            csv.writer(file).writerows([["text"], ["I loved it."], ["It broke."]])
     assert cli.run(shlex.split(command)[1:], {"BERT_URL": str(shipped.base_url)}) == 0
-    for made in Path.cwd().glob("scored*.csv"):
+    for made in (*Path.cwd().glob("scored*.csv"), *Path.cwd().glob("scored/**/*.csv")):
         with made.open(newline="") as file:
             assert [row["error"] for row in csv.DictReader(file)] == ["", ""]
