@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from prometheus_client.metrics_core import Metric
 from pydantic.fields import FieldInfo
 
@@ -20,7 +19,6 @@ from benchmarks import results
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 _UNSEEN = {"caller_gone"}  # codes that no caller sees, because the connection is closed
 
 
@@ -64,23 +62,6 @@ def metrics() -> str:
     return _table(("metric", "type", "what it counts"), rows)
 
 
-def alerts() -> str:
-    """Every alert of deploy/prometheus."""
-    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
-    return _table(
-        ("alert", "severity", "what to do"),
-        [
-            (
-                f"`{rule['alert']}`",
-                rule["labels"]["severity"],
-                rule["annotations"]["description"],
-            )
-            for rule in rules
-        ],
-    )
-
-
 def result(file: Path) -> str:
     """What a benchmark measured."""
     return results.table(json.loads(file.read_text(encoding="utf-8")))
@@ -90,7 +71,6 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("serving.md", "settings"): settings,
     ("api.md", "errors"): errors,
     ("monitoring.md", "metrics"): metrics,
-    ("monitoring.md", "alerts"): alerts,
     **{("benchmarks.md", file.stem): partial(result, file) for file in sorted(results.FOLDER.glob("*.json"))},
 }
 """(document, name of the place in it) -> what stands there."""

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.docs.tables import ALERTS
-
+ALERTS = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 RULES = {
     rule["alert"]: rule
     for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]

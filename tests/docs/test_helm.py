@@ -21,7 +21,7 @@ import yaml
 from app.observability.metrics import Metrics
 from app.settings import Settings
 from tests.docs.commands import DOCKERFILE, MANIFEST, PROJECT
-from tests.docs.tables import ALERTS
+from tests.docs.test_alerts import ALERTS
 from tests.docs.test_kubernetes import NEWEST, OLDEST
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm"
