@@ -72,52 +72,48 @@ class SourceConfig(_Strict):
     name: str = ""
     """Name in reports and folders; if absent, that of the file or data set."""
     path: str | None = None
-    """A file, a directory or a glob, relative to the recipe's `data`. A file that symbolic links lead to is read once.
-    In a directory, a README or LICENSE beside other texts is not read, nor are the JSON files of the library
-    `datasets`."""
+    """File, directory or glob, relative to the recipe's `data`. In a directory, a README or LICENSE beside other texts
+    is not read, nor are JSON files of the library `datasets`."""
     hub: str | None = None
-    """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. With `path` too, the hub is used only
-    if no file is there."""
+    """Data set of the Hugging Face hub, `owner/name` or `owner/name:config`; with `path` too, only if no file is
+    there."""
     split: str = "train"
     """Split of the hub data set."""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "document", "wikitext", "fasttext"] = "auto"
-    """`auto` detects the format of each file from its suffix and first bytes; in a directory, it reads only files of
-    known suffixes. Tables have a text in each row: `csv` (.csv), `tsv` (.tsv, .tab), `jsonl` (.jsonl, .ndjson, .json),
-    `parquet` (.parquet, .pq). `text` (.txt, .text, .md, .markdown): plain text; without a label, a blank line ends a
-    document. `document`: plain text, each file is one document. `wikitext` (.tokens, .raw): lines like ` = Title = `
-    begin a document. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
+    """`auto`: by the suffix and first bytes of each file; in a directory, only files of known suffixes. A text per row:
+    `csv` (.csv), `tsv` (.tsv, .tab), `jsonl` (.jsonl, .ndjson, .json), `parquet` (.parquet, .pq). `text` (.txt, .text,
+    .md, .markdown): without a label, a blank line ends a document. `document`: a file is a document. `wikitext`
+    (.tokens, .raw): lines like ` = Title = ` begin a document. `fasttext`: one text per line, after its label
+    (`__label__2 Great film`)."""
     table: Dialect = Dialect()
-    """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns' names),
-    `delimiter`, `quote`, `escape`; `encoding` is that of any text that is not UTF-8."""
+    """How CSV and TSV files are written, if not detected: `header` (true, false, or the columns' names), `delimiter`,
+    `quote`, `escape`; `encoding` of any text that is not UTF-8."""
     text: Columns = ("text",)
-    """Columns that hold the text, such as a review's title and body: names, or numbers from 1."""
+    """Columns with the text, such as title and body: names, or numbers from 1."""
     read: Literal["text", "pair", "both"] | None = None
-    """How a classifier reads several text columns: as one `text`, as a `pair` (two columns), or `both`, one or the
-    other in each epoch. If absent, two columns are a pair. For pretraining, columns are paragraphs."""
+    """How a classifier reads several text columns: as one `text`, a `pair` (the default for two), or `both`, one or the
+    other in each epoch. In pretraining, columns are paragraphs."""
     label: str | None = None
-    """Column that holds the label. The word `folder` instead of a column: each file is one text, labelled by the name
-    of its folder."""
+    """Column with the label, or the word `folder`: each file is one text, labelled by its folder's name."""
     separator: Annotated[str, Field(min_length=1)] | None = None
-    """What stands between several labels in a cell, such as `";"`; for `multi_label_classification`. Blanks around each
-    label do not count. A list, in JSON or Parquet, needs no separator."""
+    """What separates labels in a cell, such as `";"`, for `multi_label_classification`. A list, in JSON or Parquet,
+    needs none."""
     group: str | None = None
-    """Column such as film or author: texts with the same value are all trained on or all held out. The word
-    `containing` instead of a column, for phrases such as those of SST-2: the group of a text is the longest text of the
-    source that contains it."""
+    """Column such as film or author: texts with the same value are all trained on or all held out. Or `containing`, for
+    phrases as in SST-2: a text's group is the longest text of the source that contains it."""
     escaped_newlines: bool = False
-    """Read a backslash followed by `n` as a newline, as in the data sets of Zhang et al. 2015 (Yahoo, Amazon, Yelp)."""
+    """Read a backslash followed by `n` as a newline, as in the Yahoo, Amazon and Yelp data of Zhang et al. 2015."""
     treebank: Literal["kept", "joined", "both"] = "kept"
-    """How to read text in Penn Treebank tokens, such as SST-2's `it is n't`: `kept` as it is, `joined` as people
-    write it (`it isn't`), `both` as two texts where the words differ."""
+    """Penn Treebank tokens, such as SST-2's `it is n't`: `kept` as they are, `joined` as people write (`it isn't`), or
+    `both` as two texts where the words differ."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
-    """What a line of a text is: a `paragraph`, a `sentence`, or a part of a paragraph that is `wrapped` to a width."""
+    """What a line is: a `paragraph`, a `sentence`, or a part of a paragraph `wrapped` to a width."""
     limit: Positive | None = None
     """Documents to read at most."""
     by: str | None = None
-    """Column with the domain of a text: the report has the mean over its values and the worst one."""
+    """Column with the domain of a text: the report has the mean over domains and the worst one."""
     balance: Annotated[float, Field(ge=1)] | None = None
-    """Limit for frequent labels: keep at most this many times the texts of the rarest label, separately for each value
-    of `by`. If absent, all are kept."""
+    """Keep at most this many times the texts of the rarest label, per value of `by`. If absent, keep all."""
     note: str = ""
     """Licence and citation, for the model card."""
 
@@ -151,9 +147,9 @@ class CorpusConfig(_Strict):
     sources: tuple[SourceConfig, ...] = ()
     """Text to pretrain on."""
     heldout: tuple[SourceConfig, ...] = ()
-    """Documents to evaluate on, never trained on. If absent, `heldout_fraction` of each source is held out."""
+    """Documents to evaluate on, never trained on. If absent, `heldout_fraction` of each source."""
     heldout_fraction: Share = 0.01
-    """Share of documents to hold out. A hash of the document decides, so every run holds out the same ones."""
+    """Share of documents to hold out, by a hash: every run holds out the same."""
 
 
 class ModelConfig(_Strict):
@@ -163,8 +159,8 @@ class ModelConfig(_Strict):
     """Published shape, layers × width: tiny 2×128, mini 4×256, small 4×512, medium 8×512, base 12×768, large
     24×1024."""
     hidden_size: Positive | None = None
-    """Width, instead of the preset's: a multiple of 64, or less than 128. There is a head for every 64 of it; the
-    feed-forward layer is four times as wide."""
+    """Width, instead of the preset's: a multiple of 64 (one head each), or less than 128. The feed-forward layer is
+    four times as wide."""
     num_hidden_layers: Positive | None = None
     """Layers, instead of the preset's."""
 
@@ -195,18 +191,16 @@ class ExamplesConfig(_Strict):
     long_length: Positive = 512
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
-    """Share of the tokens that are in long examples, which train the positions beyond `short_length`."""
+    """Share of the tokens in long examples, which train the positions beyond `short_length`."""
     mask_fraction: PositiveShare = 0.15
-    """Share of tokens to predict at the beginning of the run: 80% of these become `[MASK]`, 10% another token, 10%
-    stay as they are."""
+    """Share of tokens to predict at the beginning of the run: 80% become `[MASK]`, 10% another token, 10% stay."""
     final_mask_fraction: PositiveShare | None = None
     """Share of tokens to predict at the end of the run. If absent, it does not change."""
     single_fraction: Share = 0.0
-    """Share of examples that are one segment, without a next-sentence label. Documents of one sentence always are, and
-    do not count."""
+    """Share of examples of one segment, without a next-sentence label; documents of one sentence do not count."""
     random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
-    """Share of pairs whose second segment comes from another document. Half of all pairs are true; the other false
-    pairs are from the same document, swapped or not adjacent."""
+    """Share of pairs whose second segment is from another document. Half of all pairs are true; the other false ones
+    are from the same document."""
 
     @model_validator(mode="after")
     def _valid_lengths(self) -> ExamplesConfig:
@@ -230,27 +224,26 @@ class PretrainConfig(_Strict):
     """Masked LM and next sentence."""
 
     start: Path | None = None
-    """Checkpoint directory to start from, instead of random weights. Its shape and vocabulary replace `[model]` and
-    `[tokenizer]`. Use another `seed` than the run that made it, because the same examples would come first again."""
+    """Checkpoint directory to start from. Its shape and vocabulary replace `[model]` and `[tokenizer]`. Use another
+    `seed` than its run had, because the same examples would come first again."""
     before_decay: Path | None = None
-    """File `before-decay.pt` of a run with a smaller budget and otherwise equal settings: the state before its learning
-    rate fell, from which this run goes on."""
+    """File `before-decay.pt` of a run with a smaller budget and otherwise equal settings, from which this run goes
+    on."""
     tokens: Positive | None = 5_000_000
-    """Budget in tokens. The learning rate reaches 0 at its end."""
+    """Budget in tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes instead: the first steps are timed, and the number of tokens that fits is fixed then."""
+    """Budget in minutes instead; the tokens that fit are fixed after the first steps."""
     batch_tokens: Positive = 2048
-    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`, or less than it. Raise it for
-    a budget of many steps or a large network."""
+    """Tokens per optimizer step over all processes: a multiple of `micro_batch_tokens`, or less. Raise it for many
+    steps or a large network."""
     learning_rate: Annotated[float, Field(gt=0)] = 6e-4
     """Peak learning rate."""
     warmup_fraction: Share = 0.06
-    """Share of the budget, at its beginning, in which the learning rate rises."""
+    """Share of the budget in which the learning rate rises."""
     decay_fraction: Share = 0.3
     """Share of the budget, at its end, in which the learning rate falls linearly to 0."""
     average_fraction: Share = 0.0
-    """Share of the budget, at its end, over which weights are averaged (Izmailov et al. 2018). The average is the
-    result."""
+    """Share of the budget, at its end, over which weights are averaged (Izmailov et al. 2018)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout of hidden states. Attention has none."""
     examples: ExamplesConfig = ExamplesConfig()
@@ -272,15 +265,15 @@ class DistillConfig(_Strict):
     texts, and fine-tuning learns from them."""
 
     teacher: Path | None = None
-    """Checkpoint directory of a classifier with the labels of `finetune.labels` and the vocabulary of the network. If
-    absent, `distill` first trains a classifier for each of `folds`."""
+    """Checkpoint directory of a classifier with the labels of `finetune.labels` and the network's vocabulary. If
+    absent, `distill` trains one for each of `folds`."""
     folds: Annotated[Whole, Field(ge=2)] = 3
-    """Parts of the texts. Each part is labelled by a teacher that has read the others only, because the labels of what
-    a teacher has read are the true ones again. Texts without a label get the mean of all teachers."""
+    """Parts of the texts. Each is labelled by a teacher that has read only the others; texts without a label get the
+    mean of all."""
     sources: tuple[SourceConfig, ...] = ()
     """Texts without labels that the teachers label too."""
     weight: Share = 0.5
-    """Weight of the teachers' probabilities beside the true label. Texts without a label have these only."""
+    """Weight of the teachers' probabilities beside the true label. Texts without a label have only these."""
 
 
 class FinetuneConfig(_Strict):
@@ -289,46 +282,42 @@ class FinetuneConfig(_Strict):
     train: tuple[SourceConfig, ...] = ()
     """Labelled sources to train on."""
     test: tuple[SourceConfig, ...] = ()
-    """Labelled sources for the report. `finetune` leaves out their texts, and so does `pretrain` with
-    `pretrain.start`."""
+    """Labelled sources for the report. `finetune` leaves out their texts; so does `pretrain` with `pretrain.start`."""
     pretrained: Path | None = None
     """Checkpoint directory to start from: pretrained, or a classifier, whose last layer is kept if it has the same
-    labels. If absent, this run's own network."""
+    labels. If absent, this run's network."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = SINGLE_LABEL
     """What the label column holds: one label, any number of labels (also none), or a number."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
-    """Label of the model for each value of the label column; booleans are `true` and `false`; the value `1.0` matches
-    the key `1`. Several values may have one label, and `""` leaves a value out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 =
-    "GOOD" }`. A regression has none."""
+    """Label of the model for each value of the label column; several values may have one, and `""` leaves a value out:
+    `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. Booleans are `true` and `false`; `1.0` matches the key `1`. A
+    regression has none."""
     seeds: tuple[Seed, ...] = ()
-    """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
+    """Train once with each seed and keep the best on dev. If empty, the recipe's `seed`."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of each source's texts, or of its groups, to hold out for the report if there is no `test`. They are
-    neither trained on nor in dev."""
+    """Share of each source's texts or groups to hold out for the report if there is no `test`."""
     dev_fraction: Share = 0.05
-    """Share of each source's texts, or of its groups, that `finetune` does not train on. It serves to choose the seed
-    and the temperature."""
+    """Share of each source's texts or groups that `finetune` does not train on, to choose the seed and the
+    temperature."""
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """Passes over the texts. If absent, chosen by their tokens: few texts need many passes."""
+    """Passes over the texts. If absent, chosen by their tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes for all seeds: the first steps are timed, and where fewer passes than `epochs` fit, there are
-    fewer."""
+    """Budget in minutes for all seeds. If fewer passes than `epochs` fit, there are fewer."""
     max_length: Annotated[Whole, Field(ge=8)] = 256
-    """Tokens of a text, or of both texts of a pair, in training: the beginning and the end are kept. Dev and test texts
-    are read up to the network's positions."""
+    """Tokens of a text or pair in training: the beginning and the end are kept. Dev and test texts have up to the
+    network's positions."""
     batch_tokens: Positive | None = None
-    """Tokens per optimizer step, as in `pretrain.batch_tokens`. If absent, chosen by the tokens of the texts."""
+    """Tokens per optimizer step, as in `pretrain.batch_tokens`. If absent, chosen by the texts' tokens."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate. If absent, it belongs to `batch_tokens`."""
+    """Peak learning rate. If absent, chosen by `batch_tokens`."""
     embedding_factor: Annotated[float, Field(gt=0)] | None = None
-    """Learning rate of the embeddings, in rates of the other weights. If absent, 10, so that words of the field are
-    learned soon; but 1 with a `learning_rate` or if `pretrained` is a classifier."""
+    """Learning rate of the embeddings, in multiples of the others'. If absent, 10, but 1 with a `learning_rate` or if
+    `pretrained` is a classifier."""
     bag_weight: Share | None = None
-    """Weight of the probabilities of a bag of words beside the true label: each text is labelled by one that has not
-    read it. If absent, 0.5 for up to 20,000 texts, and 0 for more or if `pretrained` is a classifier of the same
-    labels. Not used with `[distill]`."""
+    """Weight of a bag of words' probabilities beside the true label. If absent, 0.5 for up to 20,000 texts with one
+    label each; 0 for more, or if `pretrained` is a classifier of the same labels. Not used with `[distill]`."""
     augment_fraction: Share = 0.1
-    """Share of texts that are changed to look like what users write: typographic marks, contractions, capitals."""
+    """Share of texts changed to look like what users write: typographic marks, contractions, capitals."""
 
     @property
     def label_names(self) -> list[str]:
@@ -379,16 +368,16 @@ class ExportConfig(_Strict):
     """Where the served directories are written."""
 
     folder: Path | None = None
-    """Folder that gets `pretrained/` and `sentiment/`. If absent, `export` in the run's folder."""
+    """Folder for `pretrained/` and `sentiment/`. If absent, `export` in the run's folder."""
     classifier: Path | None = None
-    """Directory that gets the classifier. If absent, `sentiment` in `export.folder`."""
+    """Directory for the classifier. If absent, `sentiment` in `export.folder`."""
 
 
 class Recipe(_Strict):
     """Everything a run depends on besides the data and the machine."""
 
     name: Annotated[str, Field(pattern=r"^[^./\\\p{Cc}][^/\\\p{Cc}]*$")]
-    """Name of the run and of its folder."""
+    """Name of the run and its folder."""
     description: str = ""
     """First paragraph of the model cards."""
     limits: tuple[str, ...] = ()
@@ -404,17 +393,15 @@ class Recipe(_Strict):
     run: Path = Path("runs")
     """Folder of all runs. Each writes into the sub-folder with its name."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
+    """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."""
     micro_batch_tokens: Positive = 2048
     """Tokens per forward pass of a process, a multiple of 128. Lower it if memory runs out, raise it on a GPU."""
     cuda_graphs: bool = False
-    """On a GPU, replay the kernels of a pass with one launch: for small networks, whose kernels end sooner than Python
-    launches the next. Not tried on a GPU yet."""
+    """Launch the kernels of a pass together, for small networks on a GPU. Not tried on a GPU yet."""
     half_residual: bool = False
-    """Keep hidden states between layers in the 16 bits of the matrix products, which saves memory traffic. Not tried on
-    a GPU yet."""
+    """Keep hidden states between layers in 16 bits. Not tried on a GPU yet."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
-    """Minutes between checkpoints. A kill loses at most so much training."""
+    """Minutes between checkpoints, and so of training that a kill loses at most."""
     tensorboard: bool = False
     """Write TensorBoard event files beside the logs."""
     tokenizer: TokenizerConfig = TokenizerConfig()
