@@ -167,9 +167,9 @@ class Settings(BaseModel):
     cors_origins: Names = Field((), description="comma-separated origins that browsers may call from; * for all")
     docs: Access = Field(
         "open",
-        description="who may read the playground, /docs and /openapi.json: open (all), key (key holders), off (none)",
+        description="access to the playground, /docs and /openapi.json: open (all), key (key holders), off (none)",
     )
-    metrics: Access = Field("open", description="who may read /metrics: open (all), key (key holders), off (none)")
+    metrics: Access = Field("open", description="access to /metrics: open (all), key (key holders), off (none)")
     log_format: Literal["text", "json"] = Field("text", description="text or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug also logs one line per request"

@@ -86,6 +86,7 @@ class HeldTokenizer:
         self.texts: list[str] = []
         """That were tokenized."""
         self._tokenizer = tokenizer
+        self.unk_id = tokenizer.unk_id
 
     def encode(self, text: str, *others: Any, **options: Any) -> Encoding:
         self.entered.set()
