@@ -468,6 +468,10 @@ class Recipe(_Strict):
     def _valid_distill(self) -> Recipe:
         if self.distill and self.finetune.problem_type != SINGLE_LABEL:
             raise ValueError(f"distill needs one label per text, and problem_type is {self.finetune.problem_type!r}")
+        if self.finetune.bag_weight and self.finetune.problem_type != SINGLE_LABEL:
+            raise ValueError(
+                f"finetune.bag_weight needs one label per text, and problem_type is {self.finetune.problem_type!r}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -320,6 +320,7 @@ def test_unknown_recipe_lists_the_shipped_ones() -> None:
     ("override", "message"),
     [
         ("distill.weight=0.5", "distill needs one label per text, and problem_type is 'regression'"),
+        ("finetune.bag_weight=0.5", "finetune.bag_weight needs one label per text, and problem_type is 'regression'"),
         ('finetune.train=[{path="a.csv",balance=2}]', "balance needs one label per text, and problem_type is 'regres"),
     ],
 )
