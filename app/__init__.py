@@ -1,1 +1,1 @@
-"""How questions are answered: HTTP in front, dynamic batches behind, `model` at the end."""
+"""The service: HTTP in front, dynamic batches behind, `model` at the end."""

@@ -1,5 +1,8 @@
-"""`bert-serve`, and `python -m app`. Handles signals before all else, because imports take a second, and imports the
-server last, so a wrong setting is reported at once."""
+"""`bert-serve`, and `python -m app`.
+
+Signals are handled first, because imports take a second. The server is imported last, so a wrong setting is reported at
+once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from types import FrameType
 
 
 def serve() -> None:
-    """Serve with the settings of the command line and the environment; ends the process."""
+    """Serve with the settings of the command line and the environment, then end the process."""
     while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:  # a standard stream is closed: no socket may take its place
         pass
     os.close(unused)
@@ -37,7 +40,7 @@ def serve() -> None:
 
 
 def _exit(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Handles signals until the server does: the first process of a container gets only those that it handles."""
+    """Exit on a signal until the server handles it: process 1 of a container gets only signals that it handles."""
     sys.exit(0)
 
 

@@ -13,7 +13,7 @@ MAX_FAULTS = 100
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """What is wrong with one field of a request, and the field's path."""
+    """A fault in one field of a request, and the field's path."""
 
     message: str
     loc: Loc
@@ -56,7 +56,7 @@ class InvalidRequestError(ServiceError):
 
 
 class InputError(ServiceError):
-    """Inputs have no answer. `faults`: of each, the error and the path; empty if they are not known."""
+    """Inputs that have no result. `faults`: the error and the path of each; empty if they are not known."""
 
     def __init__(self, message: str, faults: Sequence[tuple[Exception, Loc]] = ()) -> None:
         super().__init__(message)
@@ -68,10 +68,10 @@ class InputError(ServiceError):
 
 
 class InvalidInputError(InputError):
-    """Texts cannot be answered. Message, status and code are those of the first."""
+    """Texts that have no result. Message, status and code are those of the first."""
 
     def __init__(self, faults: Sequence[tuple[Exception, Loc]]) -> None:
-        """`faults`: of each text, the `model.errors.TextError` and the path."""
+        """`faults`: the `model.errors.TextError` and the path of each text."""
         super().__init__(str(faults[0][0]), faults)
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class InvalidInputError(InputError):
 
 
 class TooLargeError(ServiceError):
-    """Body, inputs, tokens or answer exceed a limit, so repeating the request does not help."""
+    """Body, inputs, tokens or response exceed a limit, so repeating the request does not help."""
 
 
 class TaskNotServedError(ServiceError):
@@ -87,7 +87,7 @@ class TaskNotServedError(ServiceError):
 
 
 class QueueFullError(ServiceError):
-    """The queue is full, or (`late`) what waits takes longer than the server's deadline allows. The request was not
+    """The queue is full, or (`late`) the work ahead takes longer than the server's deadline allows. The request was not
     started."""
 
     def __init__(self, retry_after: int, *, late: bool = False) -> None:
@@ -106,7 +106,7 @@ class TooManyBytesError(ServiceError):
 
 
 class DeadlineExceededError(ServiceError):
-    """The deadline passed before the answer was ready."""
+    """The deadline passed before the response was ready."""
 
     def __init__(self, message: str = "the deadline passed; allow more time, or send fewer inputs") -> None:
         super().__init__(message)
@@ -124,15 +124,15 @@ class DeadlineUnreachableError(DeadlineExceededError):
 
 
 class CallerGoneError(ServiceError):
-    """The caller closed the connection before the answer was ready."""
+    """The caller closed the connection before the response was ready."""
 
     def __init__(self) -> None:
         super().__init__("the caller closed the connection")
 
 
 class UnavailableError(ServiceError):
-    """The service cannot answer now. `status` is `Lifecycle.status`; or `stopped` if draining ended before the answer,
-    or `reloading` if the model was replaced and its process ended before the answer."""
+    """The service cannot answer now. `status` is `Lifecycle.status`; `stopped` if draining ended before the response;
+    or `reloading` if the model was replaced and its process ended before the response."""
 
     def __init__(self, status: str, retry_after: int = 5) -> None:
         advice = "its log has the reason, and only a restart helps" if status == "broken" else "try again"
@@ -158,7 +158,7 @@ class InferenceError(InputError):
 
 class ProcessDiedError(InferenceError):
     """The inference process ended while it computed a batch. Another takes its place, but all requests of the batch
-    fail: an input of one of them may be the reason, and would end the next process too."""
+    fail: an input of one of them may be the cause, and would end the next process too."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -176,4 +176,4 @@ class BackendDiedError(Exception):
 
 
 class SettingsError(Exception):
-    """A setting with an impossible value. The message names the variable."""
+    """A setting with an invalid value. The message names the variable."""

@@ -1,4 +1,4 @@
-"""One table of settings, each an environment variable (`BERT_PORT`) and a flag of `bert-serve` (`--port`)."""
+"""The table of settings, each an environment variable (`BERT_PORT`) and a flag of `bert-serve` (`--port`)."""
 
 from __future__ import annotations
 
@@ -35,30 +35,31 @@ _HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _ORIGIN = re.compile(r"\*|null|([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
 """An origin as browsers send it (scheme, host in ASCII, port), or `*` for all."""
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-"""Browsers omit these from an origin."""
+"""Default ports, which browsers omit from an origin."""
 
 _WORKERS_ERROR = (
     "BERT_WORKERS: the service is one process that uses all cores; unset it, and for more run replicas "
     "(docker compose --profile replicas up nginx, or replicas in Kubernetes)"
 )
 _NOT_OURS = re.compile(r"BERT_(URL$|WORKERS$|SERVICE_|PORT_\d)")
-"""Variables of the client, one that `Settings.read` checks, and those that Kubernetes sets for a service "bert"."""
+"""Variables that are not settings: the client's, one that `Settings.read` checks, and those that Kubernetes sets for a
+service "bert"."""
 _NOT_EMPTY = ("api_keys_file", "api_keys", "allowed_hosts")
-"""An empty value of these is an error: without them the service is open to everyone."""
+"""Settings whose empty value is an error, because without them the service is open to everyone."""
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
 
 def _split(value: object) -> object:
     if not isinstance(value, str):
         return value
-    parts = [part.strip() for part in re.split(r"[,\n]", value) if part.strip()]  # a secret may be a file of lines
+    parts = [part.strip() for part in re.split(r"[,\n]", value) if part.strip()]  # a secret may be a file with lines
     if not parts:
         raise ValueError("is empty: unset it, or list at least one")  # without keys, the service is open to everyone
     return parts
 
 
 def _as_access(value: object) -> object:
-    """Booleans are accepted too, because YAML reads `off` as false: `true` is `open`, `false` is `off`."""
+    """The access. Booleans are accepted, because YAML reads `off` as false: `true` is `open`, `false` is `off`."""
     try:
         return ("off", "open")[TypeAdapter(bool).validate_python(value)]
     except ValidationError:
@@ -73,7 +74,7 @@ def _as_keys(value: object) -> object:
 
 
 def _keys_in(file: object) -> object:
-    """The keys in a file, none without one. Raises ValueError: the file has no keys, or something else."""
+    """The keys in a file, or none without a file. Raises ValueError if the file has no keys, or other text."""
     if file is None or file == ():
         return ()
     try:
@@ -87,8 +88,8 @@ def _keys_in(file: object) -> object:
 
 
 def _keys(given: Sequence[str], message: str) -> tuple[str, ...]:
-    """The keys of lines, or of parts between commas, without empty ones. Raises ValueError for anything else, with its
-    number but without its text."""
+    """The keys in lines, or in parts between commas, without empty ones. Raises ValueError for other text, with its
+    number but without the text."""
     keys = {number: line.strip() for number, line in enumerate(given, 1) if line.strip()}
     for number, key in keys.items():
         if (found := re.search(r"^[#\"']|[\s,]|[\"']$", key)) or not key.isprintable():
@@ -101,12 +102,12 @@ def _keys(given: Sequence[str], message: str) -> tuple[str, ...]:
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_keys)]
 SecretsFile = Annotated[tuple[SecretStr, ...], BeforeValidator(_keys_in)]
-"""Given as the path of a file, which is read once."""
+"""Keys that are given as the path of a file, which is read once."""
 Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
 
 
 class Settings(BaseModel):
-    """The table: name, default, help. Frozen; checked when it is created."""
+    """The table of settings: name, default, help. Frozen; checked when it is created."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -218,8 +219,8 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, environ: Mapping[str, str], flags: Mapping[str, str | None] | None = None) -> Settings:
-        """Defaults, overridden by the environment, overridden by flags. An empty value counts as unset, except
-        that empty API keys and hosts are errors: without them, the service is open to everyone.
+        """The defaults, overridden by the environment, overridden by flags. An empty value counts as unset. Only for
+        API keys and hosts it is an error, because without them the service is open to everyone.
 
         Raises:
             SettingsError: the message names every variable with an invalid value.
@@ -251,7 +252,7 @@ def _explain(error: Any) -> str:
     if error["type"] == "string_pattern_mismatch":
         message = "write auto, cpu, cuda or cuda:1"
     value = error["input"]
-    if name == "api_keys" or (name == "api_keys_file" and "/" not in str(value)):  # which may be a key by mistake
+    if name == "api_keys" or (name == "api_keys_file" and "/" not in str(value)):  # it may be a key by mistake
         value = "***"
     # Kubernetes sets BERT_PORT=tcp://... in every pod of a namespace that has a service called "bert".
     hint = " (set by Kubernetes? use enableServiceLinks: false)" if "tcp://" in str(value) else ""
@@ -259,7 +260,7 @@ def _explain(error: Any) -> str:
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
-    """The flags of `bert-serve [flags]`, for `Settings.read`: all settings, None for those without a flag."""
+    """The flags of `bert-serve [flags]`, for `Settings.read`. Settings without a flag are None."""
     parser = argparse.ArgumentParser(
         prog="bert-serve",
         allow_abbrev=False,
@@ -277,14 +278,14 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
             help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown in ('', None) else shown}]",
         )
     flags, unknown = parser.parse_known_args(arguments)
-    if unknown:  # named without their values: one may be a key, which may begin with one hyphen
+    if unknown:  # values are not shown: one may be a key, which may begin with a hyphen
         flags_only = [word.partition("=")[0] for word in unknown if word.startswith("--")]
         parser.error(f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}")
     return vars(flags)
 
 
 def version() -> str:
-    """The service's version, also of a checkout that is not installed."""
+    """The service's version, even in a checkout that is not installed."""
     try:
         return metadata.version("bert-service")
     except metadata.PackageNotFoundError:

@@ -3,7 +3,7 @@
 Texts of equal length go through the service's own backend, in batches of growing size, with random weights. Beside it,
 the encoder alone computes the same batches, which are on the device already. On a GPU, captured CUDA graphs compute
 them too; then each batch is copied to the GPU every time, and large ones run without a graph. The share of the matmul
-peak counts only what the answers need: in the last layer `[CLS]` only.
+peak counts only necessary operations: in the last layer `[CLS]` only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def backend_of(preset: str, device: str, dtype: str, folder: Path) -> TorchBacke
 
 
 def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Median of some rounds, after one that does not count."""
+    """Median of some rounds, after a first one that is not counted."""
     taken = []
     for _ in range(rounds + 1):
         synchronize(device)

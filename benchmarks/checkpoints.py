@@ -1,4 +1,4 @@
-"""The two checkpoints that everything is measured with: the shipped ones, others, or random weights."""
+"""The two checkpoints for all measurements: the shipped ones, others, or random weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ VOCABULARY = 8192
 
 
 def directories(root: Path | None) -> tuple[Path, Path]:
-    """`pretrained` and `sentiment` under `root`, or the shipped ones; speed does not depend on what the
-    weights have learned, so where there are none, smaller random ones (4 layers of 256) will do."""
+    """`pretrained` and `sentiment` under `root`, or the shipped ones. If these are missing, they are smaller random
+    ones (4 layers of 256), because speed does not depend on the weights."""
     if root is None:
         root = _SHIPPED if (_SHIPPED / "sentiment").is_dir() else _make_random()
     return root / "pretrained", root / "sentiment"

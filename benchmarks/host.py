@@ -1,8 +1,8 @@
-"""What surrounds the network: `python -m benchmarks.host`, with `--beside FOLDER` beside another checkout, in turns.
+"""CPU time outside the network: `python -m benchmarks.host`; `--beside FOLDER` alternates with another checkout.
 
-CPU microseconds of the HTTP process for each request and each sentence, and of the inference processes for each
-sentence, with a network of one layer of 32 whose forward pass ends at once. CPU time hardly depends on what else the
-machine does, requests per second do. Load by wrk.
+The figures are CPU microseconds of the HTTP process for each request and each sentence, and of the inference processes
+for each sentence. The network has one layer of 32, and its forward pass ends at once. CPU time hardly depends on the
+machine's other work, requests per second do. wrk generates the load.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LOADS = {"64 × 1": (64, 1), "8 × 32": (8, 32)}
 
 
 def cpu_microseconds(pid: int) -> tuple[float, float]:
-    """CPU time of a process, and of all that it has started."""
+    """CPU time of a process, and of all its descendants."""
     own, children = 0.0, 0.0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         session, used = int(fields[3]), (int(fields[11]) + int(fields[12])) * _TICK
         if session == pid:  # `Server.start` makes a session for each

@@ -1,8 +1,8 @@
-"""How long a device waits for Python: `python -m benchmarks.in_flight`.
+"""Measures how long a device waits for Python: `python -m benchmarks.in_flight`.
 
 A thread stands for the device: it sleeps for each batch as long as a GPU would compute it. The loop of an inference
-process unpacks the batches for it, with one and with two in flight. Another process writes batches that it has prepared
-and reads the answers.
+process unpacks the batches for it, with one and with two in flight. Another process writes prepared batches and reads
+the replies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LABELS = 2
 
 
 class Device:
-    """Sleeps for each batch, and counts for how long it has nothing to do between the first and the last."""
+    """Sleeps for each batch, and counts its idle time between the first and the last."""
 
     def __init__(self, in_flight: int, tokens_per_second: float) -> None:
         self.info = SimpleNamespace(in_flight=in_flight)
@@ -63,7 +63,7 @@ class Device:
 
 
 def write(connection: socket.socket, length: int, tokens: int, batches: int, in_flight: int) -> None:
-    """Send batches of texts of so many tokens, as many at a time as may be in flight."""
+    """Send batches of texts of `length` tokens, with up to `in_flight` batches in flight."""
     count = tokens // length
     query = Query(Kind.PROBABILITIES, [Encoding(array("i", [5] * length), length, [], truncated=False)] * count, LABELS)
     batch = frame(write_batch(0, [Part(query, 0, count)]))

@@ -1,7 +1,8 @@
-"""What int8 costs in accuracy: `python -m benchmarks.int8 --data <folder>`.
+"""The loss of accuracy in int8: `python -m benchmarks.int8 --data <folder>`.
 
-The same networks in float32 and in int8. The shipped ones on labelled test data: accuracy, calibration, and the first
-word of fill-mask. And a random network of 12 layers of 768 with outlier channels: the error of its logits.
+The same networks are compared in float32 and in int8. The shipped ones run on labelled test data: accuracy,
+calibration, and the first word of fill-mask. For a random network of 12 layers of 768 with outlier channels, it is the
+error of its logits.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class Source:
     name: str
     file: str
     limit: int
-    """Texts, evenly spaced in the file"""
+    """Number of texts, evenly spaced in the file"""
     fields: tuple[str, ...] = ("text",)
     pair: bool = False
 
     def read(self, data: Path) -> tuple[list[list[str]], Tensor]:
-        """One text each, or two of a pair, and the labels (texts,)."""
+        """One text each, or two for a pair, and the labels (texts,)."""
         with lzma.open(data / self.file, "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
         rows = [row for row in rows if all(row[name] for name in self.fields)]
@@ -75,7 +76,7 @@ def quantized(network: Network) -> Network:
 
 @torch.inference_mode()
 def logits(network: Network, encodings: Sequence[Encoding], positions: Sequence[int]) -> Tensor:
-    """Of the classes, or of the vocabulary at a position of each text: (texts, labels or vocab_size)"""
+    """Logits of the classes, or of the vocabulary at a position of each text: (texts, labels or vocab_size)"""
     rows: dict[int, Tensor] = {}
     for chunk in _batches(encodings):
         batch = PackedBatch.pack(
@@ -101,7 +102,7 @@ def _batches(encodings: Sequence[Encoding]) -> Iterator[list[int]]:
 
 
 def compare_classifier(directory: Path, data: Path) -> dict[str, list[float]]:
-    """Accuracy and calibration error on each source, in float32 and how much more in int8."""
+    """Accuracy and calibration error on each source, in float32, and the differences in int8."""
     checkpoint = load_checkpoint(directory)
     config, exact = checkpoint.config, checkpoint.model.eval()
     int8 = quantized(exact)
@@ -125,7 +126,7 @@ def compare_classifier(directory: Path, data: Path) -> dict[str, list[float]]:
 
 
 def compare_masks(directory: Path, data: Path) -> str:
-    """How often the first word for a mask is the same."""
+    """The share of masks for which the first word is the same, in a sentence."""
     checkpoint, rng = load_checkpoint(directory), random.Random(0)
     texts, _ = MASKED.read(data)
     encodings = [checkpoint.tokenizer.encode(*text, max_length=_MASKED_TOKENS, truncate=True) for text in texts]

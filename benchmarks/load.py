@@ -1,9 +1,9 @@
 """A load generator: `python -m benchmarks.load http://127.0.0.1:8000/sentiment --connections 64`.
 
-Closed loop: each of N connections sends its next request when the last is answered. Open loop (`--rate`):
-requests come at random times (Poisson) whether or not the service keeps up, and a latency counts from the
-moment the request was meant to be sent, so a stalled service cannot hide its queue (coordinated omission).
-HTTP/1.1 with keep-alive on bare asyncio protocols, because a client that shares the machine must cost little.
+Closed loop: each of N connections sends its next request when the last is answered. Open loop (`--rate`): requests are
+sent at random times (Poisson) whether or not the service keeps up. Their latency counts from the intended time, so a
+stalled service cannot hide its queue (coordinated omission). The generator uses HTTP/1.1 with keep-alive on bare
+asyncio protocols, because a client that shares the machine must cost little.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from benchmarks import texts
 
 Answered = Callable[["Connection", float, str], None]
 PATIENCE = 30.0
-"""Seconds that requests which were sent in time have to be answered after the end."""
+"""Seconds after the end within which requests that were sent in time may be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the requests of one run met. Latencies are seconds, ascending, of answers 200 only."""
+    """Outcomes of the requests of one run. Latencies are seconds, ascending, of responses with status 200 only."""
 
     seconds: float
     latencies: list[float]
@@ -52,7 +52,7 @@ class Report:
         return good * self.inputs / self.seconds
 
     def percentile(self, q: float) -> float:
-        """Seconds within which a share q of the answers came."""
+        """Latency in seconds below which a share q of the responses came."""
         last = len(self.latencies) - 1
         return self.latencies[min(math.ceil(q * (last + 1)), last + 1) - 1] if self.latencies else math.nan
 
@@ -64,12 +64,12 @@ class Report:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection with at most one request on its way."""
+    """One keep-alive connection with at most one request in flight."""
 
     def __init__(self, answered: Answered) -> None:
         self.answered = answered
         self.intended = math.nan
-        """When the request on its way was meant to be sent; nan if there is none."""
+        """Intended time of the request in flight; nan if there is none."""
         self.transport: asyncio.Transport | None = None
         self._received = b""
 
@@ -130,7 +130,7 @@ class _Run:
     backlog: deque[float] = field(default_factory=deque)
     """Open loop: intended times of requests that wait for a free connection."""
     on_way: int = 0
-    """Requests sent and not answered, and connections being made again."""
+    """Requests in flight, and connections being made again."""
     failures: int = 0
     replacing: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -177,7 +177,7 @@ class _Run:
             self.on_way -= 1
 
     async def finish(self) -> None:
-        """Wait for what is on its way; what stays unanswered is an error."""
+        """Wait for requests in flight; those that stay unanswered are errors."""
         last = self.end + PATIENCE
         while (self.on_way or self.backlog) and time.perf_counter() < last:  # noqa: ASYNC110 (a few times, after the end)
             await asyncio.sleep(0.02)
@@ -202,7 +202,7 @@ class _ClosedRun(_Run):
 async def closed_loop(
     url: str, bodies: Sequence[bytes], connections: int, seconds: float, warm_up: float = 0.0
 ) -> tuple[list[float], Counter[str]]:
-    """Latencies and statuses of `seconds` with so many connections, each always busy."""
+    """Latencies and statuses of `seconds` with N connections that are always busy."""
     run = _begin(_ClosedRun, url, bodies, seconds, warm_up)
     for connection in [await run.connect() for _ in range(connections)]:
         run.free(connection)
@@ -220,7 +220,7 @@ async def open_loop(
     connections: int = 512,
     seed: int = 0,
 ) -> tuple[list[float], Counter[str]]:
-    """Latencies and statuses of requests that arrive `rate` times a second, over `connections` at most."""
+    """Latencies and statuses of requests that arrive `rate` times a second, over at most `connections`."""
     run = _begin(_Run, url, bodies, seconds, warm_up)
     for connection in [await run.connect() for _ in range(min(connections, 16))]:
         run.idle.append(connection)
@@ -231,7 +231,7 @@ async def open_loop(
         if (wait := arrival - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
         elif wait < -0.01:
-            await asyncio.sleep(0)  # behind: let answers come in
+            await asyncio.sleep(0)  # late: let responses come in
         while run.idle and run.idle[-1].is_closed:  # by the server, which closes idle connections
             run.idle.pop()
             opened -= 1
@@ -265,7 +265,7 @@ def measure(
     inputs: int = 1,
     deadline: float = math.inf,
 ) -> Report:
-    """Closed loop with so many connections, or open loop at a rate. On uvloop where it is installed."""
+    """A closed loop with N connections, or an open loop at a rate. Uses uvloop if it is installed."""
     if rate is None:
         work = closed_loop(url, bodies, connections, seconds, warm_up)
     else:
@@ -282,7 +282,7 @@ def measure(
 
 
 def bodies_of(sentences: Sequence[str], inputs: int) -> list[bytes]:
-    """Requests in this service's own shape with so many sentences each."""
+    """Request bodies in this service's shape with N sentences each."""
     if inputs == 1:
         return [json.dumps({"inputs": text}).encode() for text in sentences]
     starts = range(0, len(sentences) - inputs + 1, inputs)

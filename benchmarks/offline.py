@@ -1,9 +1,9 @@
-"""Without HTTP: `python -m benchmarks.offline`. Texts to scores, tokenization included, side by side.
+"""Throughput without HTTP: `python -m benchmarks.offline`. Texts to scores, tokenization included, side by side.
 
-This model through the service's own backend, sorted by length or as the texts come, against other engines in padded
-batches, sorted by length. They take turns, so a busy machine slows all: read the ratios. With `--processes 2` each has
-two processes that share the texts and the threads, as the service has on two cores. The share of the matmul peak counts
-only arithmetic that the answers need.
+This model runs through the service's own backend, with texts sorted by length or in their order. Other engines compute
+padded batches, sorted by length. They take turns, so a busy machine slows all: read the ratios. With `--processes 2`
+each has two processes that share the texts and the threads, as the service has on two cores. The share of the matmul
+peak counts only necessary operations.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Forward = Callable[[Batch], np.ndarray]
 PACKAGES = ("transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")
 _CALIBRATION_TEXTS = 300
 _BATCHES = (4, 8, 16, 32)
-"""Texts in a batch of a peer; the fastest is measured."""
+"""Numbers of texts in a batch of a peer, of which the fastest is measured."""
 
 
 @cache
@@ -120,7 +120,7 @@ class Peer:
         axes = {name: {0: "batch", 1: "length"} for name in names}
         options = {"input_names": names, "dynamic_axes": axes, "opset_version": 17, "dynamo": False}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the older exporter, which needs no further package
+            warnings.simplefilter("ignore")  # from the older exporter, which needs no further package
             return self.file("model.onnx", lambda path: torch.onnx.export(*arguments, str(path), **options))
 
     def batches(self, given: Sequence[str], size: int) -> Iterator[tuple[list[int], Batch]]:
@@ -134,7 +134,7 @@ class Peer:
             yield chunk, batch | {"token_type_ids": np.zeros_like(batch["input_ids"])}
 
     def scorers(self, engine: Engine, dtype: str) -> dict[int, Scorer]:
-        """By the number of texts in a batch."""
+        """Scorers by the number of texts in a batch."""
         forward = engine.make(self, dtype)
 
         def score(given: Sequence[str], size: int) -> list[list[float]]:
@@ -201,7 +201,7 @@ def with_openvino(peer: Peer, dtype: str) -> Forward:
 
 
 def with_ctranslate2(peer: Peer, dtype: str) -> Forward:
-    """The classifier, which CTranslate2 lacks, is computed by NumPy."""
+    """NumPy computes the classifier, which CTranslate2 lacks."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 
@@ -220,7 +220,7 @@ def with_ctranslate2(peer: Peer, dtype: str) -> Forward:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What computes the padded batches of a peer."""
+    """An engine that computes the padded batches of a peer."""
 
     make: Callable[[Peer, str], Forward]
     dtypes: Sequence[str]
@@ -245,7 +245,7 @@ ENGINES = {
 def contestants(
     directories: tuple[Path, Path], dtypes: Sequence[str], folder: Path
 ) -> tuple[dict[Name, Scorer], list[str]]:
-    """Scorers by name, and a line for each that is left out because a package is not installed."""
+    """Scorers by name, and a line for each engine that is left out because a package is not installed."""
     peer = Peer(directories[1], folder, torch.get_num_threads())
     made: dict[Name, Scorer] = {}
     left_out = []
@@ -264,7 +264,7 @@ def contestants(
 
 
 class Crew:
-    """Processes that score alike, each a share of the texts with a share of the threads."""
+    """Processes that score together, each a share of the texts with a share of the threads."""
 
     def __init__(self, processes: int, threads: int, *arguments: Any) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -272,9 +272,9 @@ class Crew:
         for _ in range(processes):
             end, other = spawn.Pipe()
             spawn.Process(target=_work, args=(other, threads, *arguments), daemon=True).start()
-            other.close()  # so that the death of a process is seen
+            other.close()  # so that the end of a process is noticed
             self.ends.append(end)
-            names, left_out = end.recv()  # the next process finds the files that this one has made
+            names, left_out = end.recv()  # the next process uses the files that this one has made
         print("\n".join(left_out))
         self.scorers: dict[Name, Scorer] = {name: partial(self._score, name) for name in names}
 
@@ -314,8 +314,8 @@ def _seconds(score: Scorer, given: Sequence[str]) -> float:
 def take_turns(
     scorers: dict[Name, Scorer], given: Sequence[str], rounds: int
 ) -> tuple[dict[Name, list[float]], dict[Name, tuple[float, float]]]:
-    """Sentences per second of each in each round. And how its scores differ from the first's: the share of the texts
-    whose class is another one, and the largest difference."""
+    """Sentences per second of each scorer in each round. Also the differences from the first one's scores: the share of
+    texts with another class, and the largest difference."""
     scores = {name: np.array(score(given)) for name, score in scorers.items()}
     first = next(iter(scores.values()))
     differences = {
@@ -330,7 +330,7 @@ def take_turns(
 
 
 def useful_flops(sentiment: Path, given: Sequence[str]) -> float:
-    """Of the encoder, per sentence: no padding, and in the last layer `[CLS]` only."""
+    """Operations of the encoder per sentence: no padding, and in the last layer `[CLS]` only."""
     checkpoint = load_checkpoint(sentiment)
     limit = checkpoint.config.max_position_embeddings
     ids = [checkpoint.tokenizer.encode(text, max_length=limit, truncate=True).input_ids for text in given]
@@ -338,7 +338,8 @@ def useful_flops(sentiment: Path, given: Sequence[str]) -> float:
 
 
 def native_dtypes() -> list[str]:
-    """What this processor multiplies in hardware, fastest last: emulated, bfloat16 takes 100 times as long."""
+    """Precisions that this processor multiplies in hardware, fastest last. Emulated bfloat16 takes 100 times as
+    long."""
     return ["float32", "bfloat16"] if has_native_bfloat16() else ["float32"]
 
 

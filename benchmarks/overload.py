@@ -1,8 +1,8 @@
 """The service at ten times its capacity: `python -m benchmarks.overload`.
 
-A closed loop measures the capacity; in turns with it, requests come at random times at a multiple of that (`--factor`).
-Accepted requests should be answered in time, as many as without the overload, and memory should not grow. Load
-generator and server share the processor, so requests carry many sentences: sending them costs little.
+A closed loop measures the capacity. In turns with it, requests are sent at random times at a multiple of that
+(`--factor`). As many accepted requests should be answered in time as without the overload, and memory should not grow.
+Load generator and server share the processor, so requests carry many sentences: sending them costs little.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WARM_UP = 2.0
 
 
 def resident(server: Server) -> float:
-    """Memory of the server's processes in MB; what some of them share counts once."""
+    """Memory of the server's processes in MB. Shared memory counts once."""
     assert server.process is not None
     return _resident(server.process.pid)
 
@@ -75,7 +75,7 @@ def main() -> None:
     print(f"goodput: {statistics.median(ratios):.0%} of the capacity before and after (rounds: {rounds})")
     for q in (0.5, 0.99, 1.0):
         latency = max(report.percentile(q) for report in busy) / busy[0].deadline
-        print(f"latency of what was answered, p{q * 100:g} of the worst round: {latency:.0%} of the deadline")
+        print(f"latency of answered requests, p{q * 100:g} of the worst round: {latency:.0%} of the deadline")
     print(f"memory: {before:.0f} MB after 4 s of overload, {after:.0f} MB at its end")
 
 

@@ -31,13 +31,13 @@ FOLDER = Path(__file__).parent / "results"
 def result(
     columns: Mapping[str, str], rows: Mapping[str, Sequence[Any]], notes: str, packages: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What is saved.
+    """The values to save.
 
     Args:
-        columns: the name of each column but the first, and how Python formats its figures, such as ",.0f".
-        rows: the figures of each contestant, None where there is none.
-        notes: what else belongs to the figures.
-        packages: whose versions are recorded beside torch's, as far as they are installed.
+        columns: name of each column but the first, and Python's format of its figures, such as ",.0f".
+        rows: figures of each contestant, None for missing ones.
+        notes: further text about the figures.
+        packages: packages whose versions are recorded beside torch's, if they are installed.
     """
     described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     installed = {distribution.name: distribution.version for distribution in metadata.distributions()}
@@ -57,7 +57,7 @@ def result(
 
 
 def table(made: Mapping[str, Any]) -> str:
-    """A result in Markdown: where and what was measured, and the figures."""
+    """A result in Markdown: machine, versions and command, and the figures."""
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     where = f"**{made['machine']}**, {made['cores']} cores, commit {made['commit']}, {made['date']}; {versions}."
     specs = made["columns"].values()
@@ -76,13 +76,13 @@ def _cell(figure: float | str | None, spec: str) -> str:
 
 
 def ratio(speeds: Sequence[float], others: Sequence[float]) -> str:
-    """How many times as fast one is as another, round by round: the median and the extremes."""
+    """Ratio of speeds, round by round: the median and the extremes."""
     ratios = [own / other if other else math.inf for own, other in zip(speeds, others, strict=True)]
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def publish(made: Mapping[str, Any], file: Path | None) -> None:
-    """Print a result, and save it if there is a file for it."""
+    """Print a result, and save it if `file` is given."""
     print(table(made))
     if file is not None:
         file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

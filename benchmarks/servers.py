@@ -1,4 +1,4 @@
-"""The service and its peers as processes: start, wait, freeze while another is measured, end."""
+"""The service and its peers as processes: start, wait, freeze while another is measured, stop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Server:
     lists: bool = True
     environ: dict[str, str] = field(default_factory=dict)
     folder: Path = ROOT
-    """Where it is started."""
+    """Working directory of the process."""
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
     output: IO[bytes] | None = None
@@ -50,15 +50,15 @@ class Server:
         return f"http://127.0.0.1:{self.port}{self.path}"
 
     def bodies(self, sentences: Sequence[str], inputs: int) -> list[bytes]:
-        """Requests of so many sentences each, in this server's own shape."""
+        """Request bodies of N sentences each, in this server's shape."""
         starts = range(0, len(sentences) - inputs + 1, inputs)
         return [json.dumps(self.body(sentences[i : i + inputs])).encode() for i in starts]
 
     def start(self) -> None:
-        """Start it in a process group of its own and wait for its first answer.
+        """Start it in a new process group and wait for its first response.
 
         Raises:
-            RuntimeError: it ended or stayed silent; the message holds the end of its output.
+            RuntimeError: it ended or did not respond; the message holds the end of its output.
         """
         self.port = _free_port()
         self.output = TemporaryFile()  # noqa: SIM115 (closed with the process)
@@ -79,7 +79,7 @@ class Server:
             time.sleep(0.5)
 
     def freeze(self) -> None:
-        """Take no processor time."""
+        """Stop all processes of the group with SIGSTOP, so that they take no processor time."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -127,7 +127,7 @@ def _free_port() -> int:
 
 
 def service(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[str] = ()) -> Server:
-    """This service; `flags` beside those that say what to load."""
+    """This service, with `flags` in addition to those that name the checkpoints."""
     command = [sys.executable, "-m", "app", "--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype]
     command += ["--pretrained", str(pretrained), "--sentiment", str(sentiment), *flags]
     return Server(f"bert-serve, {dtype}", command)

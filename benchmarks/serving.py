@@ -1,8 +1,8 @@
 """The service beside its peers: `make bench`, or `python -m benchmarks.serving`.
 
-Every server loads the same checkpoint in the same precision. They are measured in turns, round after round,
-and those whose turn it is not are stopped (SIGSTOP): noise of the machine meets all alike, so read the ratios.
-Server and load generator share the processor.
+Every server loads the same checkpoint in the same precision. They are measured in turns, round after round, and the
+other servers are stopped (SIGSTOP) meanwhile. Noise of the machine affects all alike, so read the ratios. Server and
+load generator share the processor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WARM_UP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A number of connections and of sentences in a request, and the servers that take so many."""
+    """A number of connections and of sentences in a request, and the servers that support it."""
 
     name: str
     measure: Measure
@@ -72,7 +72,7 @@ def take_turns(servers: Sequence[Server], scenario: Scenario, rounds: int) -> di
 
 
 def rows(asked: Sequence[Scenario], reports: Sequence[dict[str, list[Report]]]) -> dict[str, list[float | str | None]]:
-    """The figures of each server, medians over the rounds, and how many times as fast the first server is."""
+    """The figures of each server, as medians over the rounds, and the first server's speed divided by each."""
     made: dict[str, list[float | str | None]] = {}
     for name, under_load in reports[0].items():
         own = [by_name.get(name, []) for by_name in reports]
@@ -94,7 +94,7 @@ def ceiling(score: offline.Scorer, sentences: Sequence[str]) -> float:
 
 
 def start(servers: Sequence[Server], stack: ExitStack) -> list[Server]:
-    """Those that start; the others are left out with a line."""
+    """The servers that start; each of the others is left out with a line."""
     started = []
     for server in servers:
         try:

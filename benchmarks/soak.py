@@ -1,8 +1,8 @@
 """A long run with valid, invalid and abandoned requests: `python -m benchmarks.soak --minutes 30`.
 
-A closed loop measures the capacity; then requests come at random times at 70% of it (`--load`). One in a hundred
-(`--share`) is garbage, and callers who hang up before the answer send as many more. The exit status is 1 if a status is
-not 200, 400 or 422, if a request is left in the queue, or if memory grows by more than 5%.
+A closed loop measures the capacity; then requests are sent at random times at 70% of it (`--load`). One in a hundred
+(`--share`) is garbage. As many callers hang up before the response. The exit status is 1 if a status is not 200, 400 or
+422, if a request is left in the queue, or if memory grows by more than 5%.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _GROWTH = 0.05
 
 
 def mixed(bodies: list[bytes], share: float, rng: random.Random) -> list[bytes]:
-    """The bodies, with garbage in place of some."""
+    """The bodies, some of which are replaced by garbage."""
     return [rng.choice(_GARBAGE) if rng.random() < share else body for body in bodies]
 
 
 async def hang_up(url: str, bodies: list[bytes], rate: float, until: float, rng: random.Random) -> int:
-    """Send `rate` requests a second and close each connection within 50 ms; returns their number."""
+    """Send `rate` requests a second and close each connection within 50 ms. Returns the number of requests."""
     parts = urlsplit(url)
     sent = 0
     while time.perf_counter() < until:
@@ -57,7 +57,7 @@ async def hang_up(url: str, bodies: list[bytes], rate: float, until: float, rng:
 
 
 async def watch(server: Server, until: float) -> list[float]:
-    """Memory in MB, once a second."""
+    """Memory in MB, sampled once a second."""
     seen = [resident(server)]
     while time.perf_counter() < until:
         await asyncio.sleep(1)
@@ -68,7 +68,7 @@ async def watch(server: Server, until: float) -> list[float]:
 async def soak(
     server: Server, bodies: list[bytes], rate: float, seconds: float, share: float
 ) -> tuple[Counter[str], int, list[float]]:
-    """Statuses of the requests that were waited for, number of those that were not, and memory."""
+    """Statuses of the requests that were waited for, number of abandoned requests, and memory."""
     rng = random.Random(0)
     until = time.perf_counter() + seconds
     (_, statuses), left, memory = await asyncio.gather(
@@ -80,7 +80,7 @@ async def soak(
 
 
 def metric(server: Server, name: str) -> float:
-    """One line of the server's /metrics."""
+    """The value of a metric in the server's /metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as response:
         lines = response.read().decode().splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
@@ -113,7 +113,7 @@ def main() -> None:
     start, end = memory[0], memory[-1]
     growth = end / start - 1
     print(f"capacity {capacity.throughput:,.0f} sentences/s; {options.load:.0%} of it for {options.minutes:g} min")
-    print(f"{statuses.total():,} requests, and {left:,} callers who hung up ({cancelled:,.0f} before compute)")
+    print(f"{statuses.total():,} requests, and {left:,} callers that hung up ({cancelled:,.0f} before compute)")
     print(f"statuses {dict(sorted(statuses.items()))}, {waiting:g} left in the queue")
     print(f"errors of ours: {ours or 'none'}")
     print(f"memory: {start:.0f} MB at start, {end:.0f} MB at end ({growth:+.1%}), {max(memory):.0f} MB at most")

@@ -1,4 +1,4 @@
-"""Sentences to measure with: generated, the same in every run, or real ones from a JSON Lines file of reviews."""
+"""Sentences for measurements: generated, the same in every run, or real ones from a JSON Lines file of reviews."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _JOINTS = (", and ", ", but ", "; ", " because ", ", which means that ", " while
 
 
 def generated(count: int, seed: int = 0) -> list[str]:
-    """Sentences whose lengths spread like those of film reviews: most have 10 to 40 tokens, a few 100."""
+    """Sentences with about the lengths of those in film reviews: most have 10 to 40 tokens, a few 100."""
     rng = random.Random(seed)
     return [_sentence(rng) for _ in range(count)]
 
@@ -72,5 +72,5 @@ def _split(file: Path) -> Iterator[str]:
 
 
 def load(file: Path | None, count: int) -> list[str]:
-    """Real sentences from `file` if there is one, else generated ones."""
+    """Real sentences from `file` if it is given, otherwise generated ones."""
     return generated(count) if file is None else reviews(file, count)

@@ -1,9 +1,9 @@
 """`python -m training bench`: a training step of this repository beside the same step of `transformers`, in one run.
 
-Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and clipping. Here
-they are packed into batches of constant shape, as in training; `transformers` gets them padded to the longest, as its
-collators do. Every step has its own batch, because a CPU's kernels belong to a shape. On a GPU both are compiled. They
-take turns, so that a busy machine slows both. Tokens are real ones: padding does not count.
+Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and clipping. This
+repository packs them into batches of constant shape, as in training. `transformers` gets them padded to the longest, as
+its collators do. Every step has its own batch, because a CPU's kernels belong to a shape. On a GPU both are compiled.
+They take turns, so that a busy machine slows both. Padding does not count as tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WARM_UP = 4
 MASK_FRACTION = 0.15
 
 Step = Callable[[int], None]
-"""Given the number of the batch."""
+"""Runs one step, given the number of the batch."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class RandomText:
 
     @classmethod
     def make(cls, vocab_size: int, shortest: int = 5, longest: int = 40) -> RandomText:
-        """500 documents of 20 sentences, with lengths between these."""
+        """500 documents of 20 sentences, with lengths between `shortest` and `longest`."""
         rng = np.random.default_rng(0)
         starts = np.concatenate([[0], np.cumsum(rng.integers(shortest, longest + 1, 10_000))])
         return cls(rng.integers(5, vocab_size, starts[-1]), starts, np.arange(0, 10_001, 20))
@@ -81,14 +81,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def bench(preset: str, length: int, batch: int, steps: int, device_name: str) -> str:
-    """A line for examples of mixed lengths, as training makes them, and one where all are full.
+    """A line for examples of mixed lengths, as in training, and one where all are full.
 
     Args:
         length: tokens of a full example.
         batch: full examples that fit into a step.
 
     Raises:
-        RunError: there is nothing to time, or no room for examples of this length.
+        RunError: there is no step to time, or no room for examples of this length.
     """
     device = choose_device(device_name)
     config = BertConfig.preset(preset, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -122,7 +122,7 @@ def _vocabulary(config: BertConfig) -> Vocabulary:
 
 
 def _mixed(config: BertConfig, length: int) -> Iterator[Example]:
-    """Examples as training makes them, without end."""
+    """Endless examples like those of training."""
     settings, text = ExamplesConfig(short_length=length, long_fraction=0), RandomText.make(config.vocab_size)
     epoch = 0
     while True:
@@ -132,7 +132,7 @@ def _mixed(config: BertConfig, length: int) -> Iterator[Example]:
 
 
 def _full(config: BertConfig, length: int) -> Iterator[Example]:
-    """Examples of exactly `length` tokens, without end."""
+    """Endless examples of exactly `length` tokens."""
     rng, room = np.random.default_rng(1), length - 3
     while True:
         ids = rng.integers(5, config.vocab_size, room)
@@ -141,7 +141,7 @@ def _full(config: BertConfig, length: int) -> Iterator[Example]:
 
 
 def _fill(examples: Iterator[Example], tokens: int) -> list[Example]:
-    """Examples that fit into so many tokens; the first that does not is left out."""
+    """Examples that fit into `tokens` tokens, up to the first one that does not."""
     chosen: list[Example] = []
     for example in examples:
         tokens -= len(example)
@@ -162,7 +162,7 @@ def _pack(examples: Sequence[Example], tokens: int, length: int) -> PretrainingB
 
 
 def _alternate(contestants: Sequence[Step], steps: int, device: torch.device) -> list[float]:
-    """Seconds that so many steps of each contestant take."""
+    """Seconds for `steps` steps of each contestant."""
     seconds = [0.0 for _ in contestants]
     for turn in range(WARM_UP + steps):
         for i, step in enumerate(contestants):
@@ -176,7 +176,7 @@ def _alternate(contestants: Sequence[Step], steps: int, device: torch.device) ->
 
 
 def _step(model: nn.Module, device: torch.device, loss_of: Callable[[int], Tensor]) -> Step:
-    """Forward, backward, clipping, update."""
+    """A step: forward, backward, clipping, update."""
     precision = choose_precision(device)
     optimizer = make_optimizer(model, learning_rate=1e-3)
 
@@ -219,7 +219,7 @@ def _moved(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
 
 
 def padded(examples: Sequence[Example]) -> dict[str, Tensor]:
-    """The examples as `transformers` takes them: (batch, longest) each."""
+    """The examples as `transformers` reads them: (batch, longest) each."""
     labels = [np.full(len(example.input_ids), IGNORE_INDEX) for example in examples]
     for example, row in zip(examples, labels, strict=True):
         row[example.masked_positions] = example.masked_ids

@@ -1,4 +1,4 @@
-"""Load by wrk, where it is installed: a client in C takes less of the cores that it shares with the service."""
+"""Load by wrk, if it is installed: a client in C takes less of the cores that it shares with the service."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def installed() -> bool:
 
 
 def measure(url: str, bodies: Sequence[bytes], *, seconds: float, connections: int = 64, inputs: int = 1) -> Report:
-    """A closed loop from one thread. Latencies are wrk's 1,000 quantiles, spread over the answers."""
+    """A closed loop from one thread. Latencies are wrk's 1,000 quantiles, spread over the responses."""
     with tempfile.TemporaryDirectory() as folder:
         lines, script = Path(folder) / "bodies", Path(folder) / "load.lua"
         lines.write_bytes(b"\n".join(bodies) + b"\n")

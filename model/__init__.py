@@ -31,12 +31,12 @@ _NAMES = {
     "packing": ("PackedBatch",),
     "tokenizer": ("Encoding", "Tokenizer"),
 }
-"""By the module that has them."""
+"""Public names by the module that defines them."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at its first use: most need torch, which takes two seconds and 140 MB, and the HTTP process
-    does not use it."""
+    """Import a name at its first use: most need torch, which takes two seconds and 140 MB, and the HTTP process does
+    not use it."""
     for module, names in _NAMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

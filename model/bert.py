@@ -45,14 +45,14 @@ class Activation(nn.Module):
         self.name = config.hidden_act
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape -> the same."""
+        """Apply the activation, to any shape."""
         out: Tensor = _ACTIVATIONS[self.name](x)  # type: ignore[operator]
         return out
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
-    """`nn.Embedding(rows, width)`, which on the device "meta" draws no random numbers: torch would import its
-    compiler for that, and a model is built there only to be loaded."""
+    """`nn.Embedding(rows, width)` that draws no random numbers on the device "meta". Torch would import its compiler
+    for them, and a model is built there only to be loaded."""
     weight = torch.empty(rows, width)
     if not weight.is_meta:
         nn.init.normal_(weight)
@@ -80,8 +80,8 @@ class BertEmbeddings(nn.Module):
     def _token_types(self, token_type_ids: Tensor) -> Tensor:
         """(T,) -> (T, H)
 
-        Two rows are interpolated, which is exact at 0 and 1: on a GPU the backward pass of a look-up adds the
-        gradients of all tokens to one of two rows, nearly one after another (pytorch#20655).
+        Two rows are interpolated, which is exact at 0 and 1. The backward pass of a look-up on a GPU adds the gradients
+        of all tokens to one of two rows, nearly one after another (pytorch#20655).
         """
         weight = self.token_type_embeddings.weight
         if len(weight) != 2:
@@ -148,7 +148,7 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """Embeddings and layers: what all heads share."""
+    """Embeddings and layers, which all heads share."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -156,8 +156,8 @@ class BertEncoder(nn.Module):
         self.embeddings = BertEmbeddings(config)
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
         self.half_residual = False
-        """Whether the hidden states between layers are in the precision of linear layers: under autocast in 16 bits, in
-        place of 32. Norms compute in float32."""
+        """Whether hidden states between layers have the precision of linear layers: 16 bits under autocast, instead of
+        32. Norms compute in float32."""
         self.batch_invariant = False
         """Whether attention on a CPU must be batch invariant in float32 too; see `BucketedAttention`."""
         self.long_attention_in_bfloat16 = False
@@ -168,7 +168,7 @@ class BertEncoder(nn.Module):
         """Final hidden states: (R, H) at the batch's output positions, or (T, H) if it names none."""
         wanted = batch.total_tokens if batch.outputs is None else len(batch.outputs.index)
         if batch.input_ids.device.type == "cpu" and batch.lengths is not None and not torch.is_grad_enabled():
-            batch = batch.pad_to_bucket()  # batches to train on have the size of a bucket
+            batch = batch.pad_to_bucket()  # training batches already have the size of a bucket
         hidden = self.embeddings(batch)
         if self.half_residual:
             hidden = hidden.to(_compute_dtype(hidden))

@@ -207,14 +207,14 @@ def _take(tensors: Mapping[str, Tensor], names: tuple[str, ...], shape: tuple[in
         if not tensor.is_floating_point():
             raise CheckpointError(file, f"tensor {name} has dtype {tensor.dtype}, not a floating-point one")
         tensor = tensor.to(torch.float32)
-        if not tensor.sum().isfinite():  # one pass; finite weights do not add up to infinity
+        if not tensor.sum().isfinite():  # a single pass over the weights; finite ones do not add up to infinity
             raise CheckpointError(file, f"tensor {name} has values that are not finite")
         return tensor
     raise CheckpointError(file, f"tensor {names[0]} is missing; found: {', '.join([*tensors][:2])}, …")
 
 
 def _named(values: Mapping[str, Any]) -> Any:
-    """The architecture that `config.json` names, which need not be a string, or None."""
+    """The architecture that `config.json` names, or None. It may be any JSON value."""
     architectures = values.get("architectures")
     return architectures[0] if isinstance(architectures, list) and architectures else None
 
@@ -290,12 +290,12 @@ def _read_tensors(path: Path, named: str | None) -> tuple[Path, dict[str, Tensor
 _PICKLE = re.compile(
     r"(?!optimizer|scheduler|scaler|rng_state|training_args|openvino)[-=.\w]+\.(bin|pt|pth|ckpt)", re.ASCII
 )
-"""Weight files of torch, but no states of a trainer."""
+"""Weight files of torch; the patterns exclude a trainer's states."""
 _TENSORFLOW_1 = re.compile(r"[-.\w]+\.ckpt[-\w]*\.(index|meta|data-\d+-of-\d+)", re.ASCII)
 _CONVERTIBLE = {"tf_model.h5": "'.', from_tf=True", "flax_model.msgpack": "'.', from_flax=True"}
 """Weight files of TensorFlow 2 and Flax, and how `transformers` 4 loads them."""
 _FINAL_SUFFIXES = (".onnx", ".gguf", ".tflite", ".pb", ".mlmodel", ".ot", ".h5", ".npz", ".msgpack", ".xml")
-"""Of formats that are not converted back."""
+"""File names of formats that cannot be converted back."""
 
 
 def _conversion(names: set[str], named: str | None) -> str | None:
@@ -323,8 +323,8 @@ def _is_less_likely(name: str) -> tuple[bool, bool, str]:
 
 
 def _from_pickle(name: str) -> str:
-    """How to convert a file that `torch.save` has written: the tensors, or a state of a trainer that has them. The name
-    of a module that wraps the model is left out of their names."""
+    """How to convert a file that `torch.save` has written: tensors, or a trainer's state that contains them. The name
+    of a module that wraps the model is removed from their names."""
     pattern = re.sub(r"-\d+-of-", "-*-of-", name)
     code = (
         "import glob, re, torch; from safetensors.torch import save_file; "
@@ -358,7 +358,7 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _current_name(name: str) -> str:
-    """Checkpoints of 2018 name a layer norm's weight gamma and its bias beta, and those of a bare encoder lack the
-    prefix `bert.`."""
+    """The present name of a tensor: checkpoints of 2018 name a layer norm's weight gamma and its bias beta, and those
+    of a bare encoder lack the prefix `bert.`."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return re.sub(r"^(?=(embeddings|encoder|pooler)\.)", "bert.", name)

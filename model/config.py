@@ -27,7 +27,7 @@ _PRESETS: dict[str, tuple[int, int]] = {  # name: (layers, hidden size); heads o
 }
 
 MAX_LABEL = 1000
-"""Characters: each answer repeats its labels."""
+"""Maximum characters of a label, because each response repeats its labels."""
 _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _SIZES = (
     "vocab_size",
@@ -38,7 +38,7 @@ _SIZES = (
     "max_position_embeddings",
     "type_vocab_size",
 )
-# Larger values come from a broken file, and would overflow a tensor or exhaust the memory.
+# Larger values come from a broken file, and overflow a tensor or exhaust the memory.
 _MAX_SIZE = 2**24
 _MAX_LABELS = 2**16
 
@@ -70,9 +70,9 @@ class BertConfig:
     tie_word_embeddings: bool = True
     id2label: Mapping[int, str] = field(default_factory=lambda: {0: "LABEL_0", 1: "LABEL_1"})
     problem_type: str | None = None
-    """What the logits of a classifier mean: one of `PROBLEM_TYPES`; see `BertForSequenceClassification.scores`."""
+    """The meaning of a classifier's logits: one of `PROBLEM_TYPES`; see `BertForSequenceClassification.scores`."""
     truncation: str = "head"
-    """What `truncate` keeps of a text that is too long: "head", its beginning, or "head_tail", both ends."""
+    """The part of a too long text that `truncate` keeps: "head", its beginning, or "head_tail", both ends."""
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -126,8 +126,11 @@ class BertConfig:
 
     @property
     def score_function(self) -> Literal["none", "sigmoid", "softmax"]:
-        """How a classifier's logits become scores, in the words of `transformers`: `softmax` where one label is right,
-        `sigmoid` where several may be or there is only one, and `none` for a regression."""
+        """The function that turns a classifier's logits into scores, named as in `transformers`.
+
+        It is `softmax` where one label is right, `sigmoid` where several may be or there is only one, and `none` for a
+        regression.
+        """
         if self.problem_type == "regression":
             return "none"
         is_single = self.problem_type != "multi_label_classification" and self.num_labels > 1

@@ -9,7 +9,7 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 
 def printable(text: str) -> str:
-    """A text with control characters as escapes: names in files of strangers could forge lines of a log."""
+    """A text with control characters as escapes, because names in strangers' files could forge lines of a log."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -34,7 +34,7 @@ class CheckpointError(BertError):
 
 
 class TextError(BertError, ValueError):
-    """A text that the model cannot take. The message says what to change."""
+    """A text that the model cannot read. The message names the remedy."""
 
 
 class EmptyTextError(TextError):
@@ -72,9 +72,9 @@ class TextTooLongError(TextError):
         """Make the error.
 
         Args:
-            length, limit: number of tokens or characters (`unit`) of the text, and how many it may have.
+            length, limit: number of tokens or characters (`unit`) of the text, and the maximum.
             at_least: `length` is a lower bound, because only a part of the text was tokenized.
-            option: of the request, that lets a text be truncated.
+            option: the request's option that allows truncation.
         """
         included = " (special tokens included)" if unit == "tokens" else ""
         super().__init__(
@@ -85,7 +85,7 @@ class TextTooLongError(TextError):
         self._unit, self._at_least = unit, at_least
 
     def with_option(self, option: str) -> TextTooLongError:
-        """The same error for a request whose option has another name."""
+        """A copy of the error for a request whose option has another name."""
         return TextTooLongError(self.length, self.limit, unit=self._unit, at_least=self._at_least, option=option)
 
 

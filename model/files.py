@@ -25,8 +25,8 @@ _REMEDIES = {
 
 
 def system_remedy(error: Exception) -> str:
-    """`; ` and what to do about an error of the operating system; "" if its text says enough. Libraries in Rust raise
-    errors without a number, but write it."""
+    """`; ` and the remedy for an error of the operating system; "" if its text says enough. Errors of Rust libraries
+    have the number only in their text."""
     written = re.search(r"\(os error (\d+)\)", str(error))
     code = int(written[1]) if written else getattr(error, "errno", None)
     return f"; {_REMEDIES[code]}" if code in _REMEDIES else ""

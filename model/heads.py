@@ -95,8 +95,8 @@ class BertForSequenceClassification(nn.Module):
         return self.classifier(self.dropout(self.pooler(self.encoder(batch))))
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Logits (sequences, num_labels) -> scores of the same shape, as the pipeline of `transformers` computes them;
-        see `BertConfig.score_function`."""
+        """Logits (sequences, num_labels) -> scores of the same shape, as the pipeline of `transformers` computes them.
+        See `BertConfig.score_function`."""
         function = self.config.score_function
         return logits if function == "none" else logits.sigmoid() if function == "sigmoid" else logits.softmax(-1)
 

@@ -24,7 +24,7 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class SequenceBounds:
-    """Where each sequence begins and ends among the rows of a packed tensor.
+    """Bounds of each sequence among the rows of a packed tensor.
 
     On a GPU the sequences must cover all rows: attention leaves rows after the last sequence unwritten.
     """
@@ -45,7 +45,7 @@ class SequenceBounds:
 
         Args:
             lengths: rows of each sequence.
-            capacity: number of sequences that `cu_seqlens` has room for; by default as many as there are.
+            capacity: number of sequences that `cu_seqlens` has room for; by default the number of lengths.
             max_seqlen: upper bound on the lengths; by default the longest.
 
         Raises:
@@ -85,9 +85,9 @@ class OutputPositions:
 
     index: Tensor
     """Row of each output position among the packed tokens, ascending: (num_outputs,) int64 or int32. Positions at the
-    end that only fill up the batch may name any row; `sequences.lengths` leaves them out."""
+    end that only fill up the batch may name any row; they are not counted in `sequences.lengths`."""
     sequences: SequenceBounds
-    """How many output positions each sequence has; a sequence may have none."""
+    """Number of output positions of each sequence; a sequence may have none."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> OutputPositions:
         """Copy to a device."""
@@ -111,7 +111,7 @@ class PackedBatch:
     """0 in the first segment, 1 in the second: (total_tokens,) int64 or int32"""
     sequences: SequenceBounds
     outputs: OutputPositions | None = None
-    """None: every position is an output."""
+    """Output positions. None: every position is an output."""
 
     @classmethod
     def pack(
@@ -151,7 +151,7 @@ class PackedBatch:
             lengths: (sequences,) tokens of each, none of them 0.
             seconds: (sequences,) index of its first token of the second type, or its length.
             outputs: (num_outputs,) ascending output positions within each sequence.
-            output_counts: (sequences,) how many are of each sequence.
+            output_counts: (sequences,) number of output positions of each.
         """
         starts = starts_of(lengths)
         rows = np.arange(len(ids), dtype=np.int32)
@@ -167,7 +167,7 @@ class PackedBatch:
         )
 
     def with_outputs(self, positions: Sequence[Sequence[int]]) -> PackedBatch:
-        """The same tokens with other output positions; see `pack`.
+        """A batch of the same tokens with other output positions; see `pack`.
 
         Raises:
             ValueError: a position outside its sequence, or a list too few or too many.
@@ -206,7 +206,7 @@ class PackedBatch:
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """See `SequenceBounds.cu_seqlens`."""
+        """Cumulative lengths of the sequences, with a leading 0."""
         return self.sequences.cu_seqlens
 
     @property
@@ -229,7 +229,7 @@ class PackedBatch:
 
 
 def round_up_to_bucket(number: int) -> int:
-    """The next of a few numbers of rows: steps of 8 up to 64, of 32 up to 256, of 64 up to 1024, then of 128.
+    """The next bucket size: a multiple of 8 up to 64, of 32 up to 256, of 64 up to 1024, then of 128.
 
     >>> [round_up_to_bucket(n) for n in (1, 64, 65, 257, 1025, 2049)]
     [8, 64, 96, 320, 1152, 2176]
@@ -239,7 +239,7 @@ def round_up_to_bucket(number: int) -> int:
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """The numbers from each start on, so many as its length, end to end.
+    """Ranges of integers end to end, given the start and the length of each.
 
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -249,7 +249,7 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
 
 
 def starts_of(lengths: Ints) -> Ints:
-    """Where each of some sequences begins that lie end to end.
+    """Start of each sequence when they lie end to end.
 
     >>> starts_of(np.array([2, 3])).tolist()
     [0, 2]

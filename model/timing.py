@@ -1,4 +1,4 @@
-"""The time that alternatives take, on a machine that may do other work too."""
+"""Timing of alternatives, on a machine that may do other work too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 def best_seconds(
     calls: Sequence[Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Seconds of each call: the best of so many rounds, in each of which the calls follow one another."""
+    """Seconds of each call: the best of some rounds. In each round the calls follow one another."""
     best = [math.inf] * len(calls)
     for _ in range(rounds):
         for i, call in enumerate(calls):

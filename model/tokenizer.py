@@ -31,14 +31,14 @@ from model.word_ids import WordIds
 
 MAX_CHARACTERS_PER_TOKEN = 250
 """Longer texts than this number times the model's limit are cut before they are tokenized, which bounds the time. A
-text has 4 to 5 characters per token; of longer ones, nearly all are truncated anyway."""
+text has 4 to 5 characters per token, so nearly all longer ones are truncated anyway."""
 
 _PIECE_CHARACTERS = 16_384
 """Longer texts are tokenized in pieces, because `tokenizers.Encoding` takes some 400 bytes per token."""
 
 _LOOKED_UP_CHARACTERS, _NEW_WORDS = 8192, 64
-"""Longer texts, and texts with more new words, are not looked up by word: that would hold the interpreter lock for more
-than 3 ms."""
+"""Longer texts, and texts with more new words, are not looked up by word, because that would hold the interpreter lock
+for more than 3 ms."""
 
 _CACHED_WORDS = 50_000
 """Words whose token ids are remembered: about 10 MB, at most 26."""
@@ -54,7 +54,7 @@ class Encoding:
     ids: array[int]
     """int32"""
     second: int
-    """Index from which on the token type is 1: behind the first [SEP] of a pair, the number of tokens of a text."""
+    """Index of the first token of type 1: behind the first [SEP] of a pair; for a single text, its number of tokens."""
     spans: list[tuple[int, int]]
     """Start and end of each token in its own text, in characters; (0, 0) for [CLS] and [SEP]. Empty if
     `encode` was called with `spans=False`."""
@@ -107,21 +107,21 @@ class Tokenizer:
         self._is_plain = isinstance(rust.normalizer, normalizers.BertNormalizer) and isinstance(
             rust.pre_tokenizer, pre_tokenizers.BertPreTokenizer
         )
-        """Whether texts are split like BERT's, by a normalizer and a pre-tokenizer that look at single words only."""
+        """Whether texts are split as by BERT: the normalizer and the pre-tokenizer look at single words only."""
         self._in_pieces = self._is_plain and not any(t.single_word or _PIECE_END.search(t.content) for t in added)
-        """Whether a text may be split at `_PIECE_END`. Whether a token is a single word depends on the text before it,
-        and `_` belongs to a word."""
+        """Whether a text may be split at `_PIECE_END`. A token that must be a single word depends on the text before
+        it, and `_` belongs to a word."""
         self._by_word = self._is_plain and all("[" in token.content for token in added)
         """Whether a text without "[" may be split into words."""
-        # `WordIds` keeps a method of the tokenizer. It is that of a copy, because a reference back to `self` would be a
-        # cycle, which is never collected after `gc.freeze` and so would keep a replaced tokenizer in memory.
+        # `WordIds` keeps a method of the tokenizer. It is a copy's method, because a reference back to `self` would be
+        # a cycle. After `gc.freeze` it would never be collected, and would keep a replaced tokenizer in memory.
         self._words = copy.copy(self).word_ids("i", _CACHED_WORDS) if self._by_word else None
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
         self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))
         self.segments = segments
         self.second_type_id = tokenizer_dir.second_type_id(rust)
         """Token type of the second text of a pair: 0 if the tokenizer has no token types, else 1."""
-        # There may be gaps. "" is an empty line of vocab.txt, which no text contains.
+        # The ids may have gaps. "" is an empty line of vocab.txt, which no text contains.
         self.vocab_size: int = max(i for token, i in rust.get_vocab(with_added_tokens=True).items() if token) + 1
 
     @classmethod
@@ -157,8 +157,8 @@ class Tokenizer:
         settings = {"do_lower_case": lowercase}
         rust = tokenizer_dir.bert_tokenizer({}, settings)
         texts = [_LONG_WORD.sub(" ", text) for text in texts]
-        # Letters get their ids here, because the trainer numbers them in the order of a hash map, which differs from
-        # process to process, and breaks ties between pieces by id.
+        # Letters get their ids here. The trainer numbers them in the order of a hash map, which differs from process to
+        # process, and breaks ties between pieces by id.
         letters = _alphabet(rust, texts, max_letters=vocab_size // 2)
         initial = [letter for letter in letters if len(letter) == 1]
         trainer = tokenizers.trainers.WordPieceTrainer(
@@ -190,7 +190,7 @@ class Tokenizer:
         return [self._rust.id_to_token(i) or "" for i in range(self.vocab_size)]
 
     def to_json(self) -> str:
-        """The tokenizer as one string. Tokenizers with equal strings tokenize alike."""
+        """The tokenizer as one string. Tokenizers with equal strings tokenize in the same way."""
         return str(self._rust.to_str())
 
     def token_id(self, token: str) -> int:
@@ -233,14 +233,14 @@ class Tokenizer:
     ) -> Encoding:
         """Token ids of one text or of a pair, with special tokens.
 
-        With `max_length`, a text of more than `MAX_CHARACTERS_PER_TOKEN * max_length` characters is cut to that many
-        before it is tokenized, as `truncation` says, and is too long unless `truncate` is true.
+        With `max_length`, a text is cut to `MAX_CHARACTERS_PER_TOKEN * max_length` characters before it is tokenized,
+        as `truncation` says. A text that was cut is too long unless `truncate` is true.
 
         Args:
             text, text_pair: the texts.
             max_length: maximum number of tokens, special tokens included.
             truncate: cut a text that is too long. A pair loses tokens of the longer text first.
-            truncation: what to keep of each text: "head", its beginning, "tail", its end, or "head_tail", both ends.
+            truncation: part of each text to keep: "head", its beginning, "tail", its end, or "head_tail", both ends.
             spans: also compute `Encoding.spans`. Without them, a text takes a third of the time or less.
 
         Raises:
@@ -264,7 +264,7 @@ class Tokenizer:
     def _encode_ends(
         self, texts: Sequence[str], max_length: int, truncate: bool, truncation: str, spans: bool
     ) -> Encoding:
-        """`encode` for texts of which one has too many characters to be tokenized whole."""
+        """`encode` for texts of which at least one has too many characters to be tokenized whole."""
         most = MAX_CHARACTERS_PER_TOKEN * max_length
         kept = [_kept_characters(text, most, truncation) for text in texts]
         halves = [self._tokenize_parts(text, parts, spans) for text, parts in zip(texts, kept, strict=True)]
@@ -289,7 +289,7 @@ class Tokenizer:
         return self._tokenize_parts(text, [(0, len(text))], spans)
 
     def _tokenize_parts(self, text: str, parts: Sequence[tuple[int, int]], spans: bool) -> _Half:
-        """Tokens of the parts of a text with these starts and stops; in pieces, if they are long."""
+        """Tokens of the parts of a text with these starts and stops; long parts are tokenized in pieces."""
         whole = _Half()
         for start, stop in parts:
             while start < stop:
@@ -303,7 +303,7 @@ class Tokenizer:
         try:
             if not spans:
                 return self._rust.encode_batch_fast([text], add_special_tokens=False)[0]
-            # Of the two, `encode` is faster for short texts, but holds the interpreter lock.
+            # `encode` is faster for short texts, but holds the interpreter lock.
             if len(text) > 4096:
                 return self._rust.encode_batch([text], add_special_tokens=False)[0]
             return self._rust.encode(text, add_special_tokens=False)
@@ -346,21 +346,21 @@ class Tokenizer:
         return self._tokenize_parts(text, [(0, len(text))], spans=False).ids.tolist()
 
     def unknown_words(self, text: str) -> list[str]:
-        """The parts of a text that become [UNK]."""
+        """Parts of a text that become [UNK]."""
         half = self._tokenize_parts(text, [(0, len(text))], spans=True)
         which = (i for i, token_id in enumerate(half.ids) if token_id == self.unk_id)
         return [text[start:end] for start, end in half.spans(which)]
 
     def word_ids(self, typecode: str, limit: int) -> WordIds | None:
-        """Token ids by word; see `WordIds`. Of added tokens, only `[UNK]` and single words are recognised. None if this
-        tokenizer does not split texts like BERT's."""
+        """Token ids by word; see `WordIds`. `[UNK]` and single words are the only added tokens that are recognised.
+        None if this tokenizer does not split texts as BERT does."""
         return WordIds(self.ids, typecode, limit) if self._is_plain else None
 
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
-    """How many tokens of one or two texts to keep within a budget, taking from the longer text first.
+    """Number of tokens of one or two texts to keep within a budget, taking from the longer text first.
 
-    Of two equal texts the second keeps the odd token, as in `transformers`.
+    The second of two equal texts keeps the odd token, as in `transformers`.
 
     >>> truncate_longest_first([10, 4], 9)
     [5, 4]
@@ -375,9 +375,9 @@ def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
 
 
 def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
-    """Which tokens of a text to keep: those before the first number, and from the second on.
+    """The tokens of a text to keep: those before the first returned index, and those from the second on.
 
-    "head" keeps the beginning, "tail" the end, "head_tail" as much of both, because reviews conclude at the end (Sun et
+    "head" keeps the beginning, "tail" the end, "head_tail" half of each, because reviews conclude at the end (Sun et
     al. 2019, section 5.3.1).
 
     >>> kept_ends(5, 3, "head"), kept_ends(5, 3, "head_tail")
@@ -412,19 +412,19 @@ def _total(halves: Sequence[_Half]) -> int:
 
 
 _LONG_WORD = re.compile(rf"(?<![^\W_])[^\W_\u3400-\u9fff\uf900-\ufaff]{{{tokenizer_dir.MAX_WORD + 1},}}")
-"""A word that is [UNK] with any vocabulary, such as encoded bytes. Each Chinese character is a word of its own."""
+"""A word that is [UNK] with any vocabulary, such as encoded bytes. Each Chinese character is a separate word."""
 _MIN_ALPHABET = 1000
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether `tokenizers` has met an error that it does not expect; its class can only be told by its name."""
+    """Whether an error is a panic of `tokenizers`, whose class can only be recognised by its name."""
     return type(error).__name__ == "PanicException"
 
 
 def _alphabet(rust: _RustTokenizer, texts: Iterable[str], max_letters: int) -> list[str]:
-    """The most frequent letters, then, with `##`, those of them that continue a word, both sorted.
+    """The most frequent letters; then, with `##`, those of them that continue a word. Both parts are sorted.
 
-    `_MIN_ALPHABET` letters, or up to `max_letters` if it takes more to cover 99.95% of the text: Chinese has some
+    There are `_MIN_ALPHABET` letters, or up to `max_letters` if it takes more to cover 99.95% of the text: Chinese has
     thousands. All other letters become [UNK].
     """
     pairs: Counter[tuple[str, str]] = Counter()

@@ -1,10 +1,10 @@
 """The tokenizer files of a checkpoint directory, read as `transformers` reads them.
 
 With the class `BertTokenizer`, the default, `transformers` 5 takes the vocabulary from `tokenizer.json` or `vocab.txt`
-and makes all else from `tokenizer_config.json`; `transformers` 4 takes all but the settings in `_KEYS` from
-`tokenizer.json`. With `PreTrainedTokenizerFast` both take all from `tokenizer.json`. Both add the tokens in
-`tokenizer_config.json`, or else in `special_tokens_map.json` and `added_tokens.json`. A directory that the two versions
-tokenize differently is refused; if only the token types of pairs differ, those of version 5 are taken, with a warning.
+and all else from `tokenizer_config.json`. `transformers` 4 takes all but the settings in `_KEYS` from `tokenizer.json`.
+With `PreTrainedTokenizerFast` both take all from `tokenizer.json`. Both add the tokens in `tokenizer_config.json`, or
+else in `special_tokens_map.json` and `added_tokens.json`. A directory that the two versions tokenize differently is
+refused. If only the token types of pairs differ, those of version 5 are used, with a warning.
 
 Token types are part of the post-processor here: its pair template has type 1 in the second half only if
 `model_input_names` has `token_type_ids`.
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD = 100
-"""Characters of a word, between blanks and punctuation; a longer one is [UNK]."""
+"""Maximum characters of a word, between blanks and punctuation; a longer one is [UNK]."""
 _LONGEST = 1000
-"""Characters of a word that is split into pieces, and of a token."""
+"""Maximum characters of a token, and of a word that is split into pieces."""
 SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
 
 # A BertTokenizer's settings with their defaults, and the normalizer's names for them.
@@ -115,8 +115,8 @@ def settings_of(rust: RustTokenizer) -> dict[str, Any]:
 
 
 def _difference(rust: RustTokenizer) -> str | None:
-    """The first part of a tokenizer that differs from a BertTokenizer's: normalizer, pre_tokenizer or model. None if
-    only the vocabulary or the settings in `_KEYS` differ."""
+    """The first part that differs from a BertTokenizer's: normalizer, pre_tokenizer or model. None if only the
+    vocabulary or the settings in `_KEYS` differ."""
     bert, own = json.loads(bert_tokenizer({}, {}).to_str()), json.loads(rust.to_str())
     bert["model"]["vocab"] = own["model"]["vocab"]
     own["normalizer"] = (own["normalizer"] or {}) | {flag: bert["normalizer"][flag] for flag in _KEYS.values()}
@@ -143,7 +143,7 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
     names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
     files, present = [vocabulary.with_name(name) for name in names], file_names(vocabulary.parent)
     config, special_map, added, network = (read_json(file) if file.name in present else {} for file in files)
-    if "added_tokens_decoder" in config:  # the two older files do not count then
+    if "added_tokens_decoder" in config:  # it replaces the two older files
         special_map, added = {}, {}
     class_name = str(config.get("tokenizer_class") or network.get("tokenizer_class") or "BertTokenizer")
     if (is_bert := _CLASSES.get(class_name.removesuffix("Fast"))) is None:
@@ -183,7 +183,7 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
 
 
 def _check_cost(file: Path, parts: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a short text can take long: a checkpoint of strangers may be made for that."""
+    """Raise CheckpointError if a short text can take long to tokenize: a stranger's checkpoint may be made for that."""
     waiting = [parts["normalizer"] or {}, parts["pre_tokenizer"] or {}]
     while waiting:
         part = waiting.pop()
@@ -199,8 +199,8 @@ def _check_cost(file: Path, parts: Mapping[str, Any]) -> None:
 
 
 def _check_is_bert(file: Path, rust: RustTokenizer, class_name: str, has_types: bool) -> None:
-    """Raise CheckpointError if the file has other parts than a BertTokenizer, which only `transformers` 4 uses. Log a
-    warning if a pair's token types differ."""
+    """Raise CheckpointError if the file has other parts than a BertTokenizer, because only `transformers` 4 uses them.
+    Log a warning if the token types of a pair differ."""
     part = _difference(rust)
     first, second = rust.token_to_id(CLS), rust.token_to_id(SEP)
     if part is None and has_types and first is not None and second is not None:
@@ -233,7 +233,7 @@ def _check_settings(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def _has_token_types(file: Path, config: Mapping[str, Any], class_name: str) -> bool:
-    """Whether `model_input_names` has `token_type_ids`. Without the key, the class decides, as in `transformers` 5."""
+    """Whether `model_input_names` has `token_type_ids`. The default depends on the class, as in `transformers` 5."""
     if "model_input_names" in config:
         return "token_type_ids" in config["model_input_names"]
     name = class_name.removesuffix("Fast")
@@ -253,7 +253,7 @@ def _check_no_byte_order_mark(file: Path) -> None:
 
 
 def _check_same(rust: RustTokenizer, recorded: Mapping[Path, Mapping[int, AddedToken]]) -> None:
-    """Raise CheckpointError unless the tokens that each file has are the tokenizer's."""
+    """Raise CheckpointError unless the tokens recorded in each file are those of the tokenizer."""
     made = rust.get_added_tokens_decoder()
     for file, tokens in recorded.items():
         for i, token in tokens.items():
@@ -263,7 +263,7 @@ def _check_same(rust: RustTokenizer, recorded: Mapping[Path, Mapping[int, AddedT
 
 
 def _special_tokens(file: Path, config: Mapping[str, Any]) -> dict[str, AddedToken]:
-    """The tokens that are named in the settings, by their content."""
+    """The special tokens that the settings name, by their content."""
     named = {
         key: _added_token(token)
         for key, token in config.items()

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable
 
 _MAX_WORD = 50
-"""Characters. Longer words hardly recur, so they are not remembered."""
+"""Longer words hardly recur, so they are not remembered."""
 
 _WORD = re.compile(r"[^ \t\n\r!-/:-@\[-`{-~]+|[!-/:-@\\-`{-~]|\[UNK\]|\[")
 """One character of ASCII punctuation, or a run of anything else between ASCII white space. A spelled-out `[MASK]` is
@@ -19,25 +19,25 @@ three words here, not the special token. The alternatives stand in the order of 
 
 
 class WordIds(dict[str, bytes]):
-    """The ids of words, found when they are first looked up: about 200 bytes for each word."""
+    """The ids of words, found when they are first looked up: about 200 bytes per word."""
 
     def __init__(self, ids: Callable[[str], Iterable[int]], typecode: str, limit: int) -> None:
         """
         Args:
             ids: the token ids of a text.
-            typecode: of `array`: "H" for 16 bits, "i" or "I" for 32.
+            typecode: type code of `array`: "H" for 16 bits, "i" or "I" for 32.
             limit: words to remember; all are forgotten when there are more.
         """
         super().__init__()
         self._ids, self._typecode, self._limit = ids, typecode, limit
 
     def of_text(self, text: str) -> bytes:
-        """The ids of a text, end to end. Raises what `ids` raises."""
+        """The ids of a text, end to end. Raises the errors of `ids`."""
         return b"".join(map(self.__getitem__, _WORD.findall(text)))
 
     def of_familiar_text(self, text: str, most: int) -> bytes | None:
-        """The same; None if more than `most` words are new, which would take longer than WordPiece on the text. The
-        first `most` of them are remembered for the next text."""
+        """The ids of a text, end to end; None if more than `most` of its words are new. Then WordPiece on the text is
+        faster. The first `most` new words are remembered for the next text."""
         words = _WORD.findall(text)
         if len(words) > most and len(new := [word for word in words if word not in self]) > most:
             for word in new[:most]:

@@ -70,7 +70,7 @@ def _evaluate(pipeline: Pipeline, weights: Path | None = None) -> None:
 def _all(pipeline: Pipeline) -> bool:
     recipe = pipeline.recipe
     check_targets(recipe)  # before hours of training
-    pipeline.all()  # what the recipe names is there
+    pipeline.all()  # checks that all inputs of the recipe exist
     if recipe.pretrain.start and pipeline.pretrains:
         load_pretrained(recipe.pretrain.start)
     teacher = recipe.distill.teacher if recipe.distill else None
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `bert-train`: 0 when done, 1 after an error, 130 when stopped by a signal."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
-    # Overrides are what argparse leaves over, so they may stand before, between and after the options.
+    # argparse leaves the overrides over, so they may stand before, between and after the options.
     parsed, overrides = parser.parse_known_args(arguments)
     unknown = [argument for argument in overrides if argument.startswith("-")]
     if unknown and parsed.command != "bench":

@@ -21,7 +21,8 @@ MAX_RESTARTS = 3
 
 
 def launch(processes: int, arguments: Sequence[str]) -> None:
-    """Run `python -m training ARGUMENTS` as so many ranks, one per GPU if the cluster has any, until it is finished.
+    """Run `python -m training ARGUMENTS` as `processes` ranks, one per GPU if the cluster has any, until it is
+    finished.
 
     Raises:
         TrainingFailedError: a rank failed `MAX_RESTARTS` + 1 times.
@@ -40,9 +41,9 @@ def launch(processes: int, arguments: Sequence[str]) -> None:
 
 
 def _run_rank(config: dict[str, Any]) -> None:
-    """Run the command with the environment of `torchrun`, which Ray has set, in a process of its own: Ray calls this
-    in a thread, where Python can handle no signals."""
-    dist.destroy_process_group()  # Ray's; the command makes its own at the same address
+    """Run the command in another process, with the environment of `torchrun`, which Ray has set. Ray calls this in a
+    thread, where Python cannot handle signals."""
+    dist.destroy_process_group()  # Ray's group; the command makes another at the same address
     collective.barrier()
     command = [sys.executable, "-m", "training", *config["arguments"]]
     subprocess.run(command, cwd=config["folder"], check=True)  # noqa: S603 (the caller's own arguments)

@@ -1,11 +1,11 @@
-"""What can go wrong while training, in words that name the file, row or key and the remedy.
+"""The errors of training. Messages name the file, row or key, and the remedy.
 
 TrainingError
-├── RecipeError      a recipe or an override that makes no sense
-├── SourceError      text that cannot be read
-│   └── MissingTextError   text that is not here
-├── CorpusError      a prepared corpus that is missing, broken or of another vocabulary
-└── RunError         a run that cannot go on or be resumed
+├── RecipeError      a recipe or an override is invalid
+├── SourceError      text cannot be read
+│   └── MissingTextError   text is missing
+├── CorpusError      a prepared corpus is missing, broken or of another vocabulary
+└── RunError         a run cannot go on or be resumed
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ class TrainingError(BertError):
 
 
 class RecipeError(TrainingError):
-    """A recipe or an override that makes no sense."""
+    """A recipe or an override is invalid."""
 
 
 class SourceError(TrainingError):
-    """Text that cannot be read: names the file, and the row or column."""
+    """Text cannot be read. The message names the file, and the row or column."""
 
 
 class MissingTextError(SourceError):
-    """Text that is not here. What was prepared from it can be used without it."""
+    """Text is missing. Results that were prepared from it can be used without it."""
 
 
 class CorpusError(TrainingError):
-    """A prepared corpus that is missing, broken or of another vocabulary."""
+    """A prepared corpus is missing, broken or of another vocabulary."""
 
 
 class RunError(TrainingError):
-    """A run that cannot go on or be resumed."""
+    """A run cannot go on or be resumed."""

@@ -1,4 +1,4 @@
-"""The pipeline of a recipe: its stages, what each depends on, and where its result is.
+"""The pipeline of a recipe: its stages, their dependencies, and the folders of their results.
 
     stage        needs
     tokenizer
@@ -11,10 +11,9 @@
     finetune     labelled, soft_labels, pretrain    one for each seed
     baseline     texts
 
-The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the settings that its result depends on and
-of the stages that it needs. So another setting is another folder, and nothing is made over anything. With `done.json`,
-the result is complete; without it, the same command continues. Links such as `runs/<name>/pretrained` lead to the
-present result.
+The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the stage's settings and of the stages that
+it needs. So another setting means another folder, and no result is overwritten. A result with `done.json` is complete;
+without it, the same command continues. Links such as `runs/<name>/pretrained` lead to the present result.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Pipeline:
     """The stages of a recipe.
 
     Raises:
-        RunError: the folder of the run is one of version 0.2, or has folders in place of links.
+        RunError: the folder of the run was made by version 0.2, or has folders in place of links.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -118,11 +117,11 @@ class Pipeline:
 
     @cached_property
     def baseline(self) -> Stage:
-        """What a bag of words answers to the test texts."""
+        """Scores of a bag of words for the test texts."""
         return self.baseline_of(self.ordered)
 
     def baseline_of(self, recipe: Recipe) -> Stage:
-        """The same with the labels in the order of a recipe."""
+        """The bag of words with the labels in the order of a recipe."""
         texts, problem = self.texts_of(recipe), problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
 
         def make(folder: Path) -> None:
@@ -162,7 +161,7 @@ class Pipeline:
         settings = {
             "pretrain": config.model_dump(mode="json", exclude={"start", "before_decay"}),
             "start": checkpoint_hash(start, self._cache) if start else None,
-            # Not the file's hash: the link `pretrain` of its path leads to this run's own file once it has finished.
+            # Not the file's hash: the link `pretrain` in its path leads to this run's own file once it has finished.
             "before_decay": config.before_decay is not None,
             "model": None if start else {**recipe.model.model_dump(), "positions": recipe.positions},
             **self._common(recipe.micro_tokens(config)),
@@ -193,7 +192,7 @@ class Pipeline:
 
     @cached_property
     def teachers(self) -> list[Stage]:
-        """A classifier for each part of the labelled texts, which has not read it."""
+        """A classifier for each part of the labelled texts, trained without that part."""
         distill = self.recipe.distill
         if distill is None or distill.teacher:
             return []
@@ -234,7 +233,7 @@ class Pipeline:
         """A training of the classifier.
 
         Args:
-            count: Trainings that share a budget in minutes.
+            count: Number of trainings that share a budget in minutes.
             left_out: Texts that are not trained on.
         """
         recipe = self.ordered
@@ -275,7 +274,7 @@ class Pipeline:
 
     @property
     def best(self) -> Stage:
-        """The classifier with the best figures on dev. Raises RunError as `results`."""
+        """The classifier with the best figures on dev. Raises RunError like `results`."""
         return self.seeds[best_seed(list(self.results().values())).seed]
 
     def keep_best(self) -> None:
@@ -297,7 +296,7 @@ class Pipeline:
 
     @property
     def pretrains(self) -> bool:
-        """Whether the recipe pretrains a network: not if it fine-tunes one that exists."""
+        """Whether the recipe pretrains a network, instead of fine-tuning an existing one."""
         config = self.recipe.finetune
         return not (config.pretrained and (config.train or not self.recipe.corpus.sources))
 
@@ -348,7 +347,7 @@ class Pipeline:
 
     @cached_property
     def ordered(self) -> Recipe:
-        """The recipe with its labels in the order of a classifier to start from."""
+        """The recipe with its labels in the order of the classifier that it starts from."""
         if self.start is None or not isinstance(self.start.model, BertForSequenceClassification):
             return self.recipe
         config = self.recipe.finetune.in_order_of(self.start.config.labels)
@@ -372,8 +371,8 @@ class Pipeline:
         return file_hashes(sources, self.recipe.data, self._cache)
 
     def _network(self, key: str, folder: Path | None) -> Path | None:
-        """A network that the recipe names. Raises RunError if a readable path of this run leads to it, because that
-        leads to another network once this run has made one."""
+        """A network that the recipe names. Raises RunError if its path is one of this run's links, because the link
+        will lead to another network once this run has made one."""
         if folder is not None and folder.absolute().parent == self.recipe.folder.absolute():
             other = f"name {folder.resolve()}, or " if folder.is_symlink() else ""
             raise RunError(f"{key} is {folder}, which changes with this run: {other}give the run another name")
@@ -384,7 +383,7 @@ class Pipeline:
 
 
 def _always(make: Callable[[Path], object]) -> Callable[[Path, DistContext], Made]:
-    """A function of a stage that no signal stops early."""
+    """A function of a stage that does not stop on signals."""
 
     def made(folder: Path, _dist: DistContext) -> Made:
         make(folder)
@@ -394,7 +393,7 @@ def _always(make: Callable[[Path], object]) -> Callable[[Path, DistContext], Mad
 
 
 def _needs_bag(recipe: Recipe) -> str:
-    """For which texts a bag of words may be a teacher of the classifier: always, for few, or none ("")."""
+    """The use of a bag of words as a teacher of the classifier: always, for few texts, or none ("")."""
     config = recipe.finetune
     if config.problem_type != SINGLE_LABEL or recipe.distill or config.bag_weight == 0:
         return ""
@@ -402,5 +401,5 @@ def _needs_bag(recipe: Recipe) -> str:
 
 
 def _versions() -> dict[str, Any]:
-    """What prepared text depends on beside its settings."""
+    """Versions that prepared text depends on, in addition to its settings."""
     return {"format": FORMAT, "sentencex": version("sentencex")}

@@ -1,6 +1,6 @@
-"""What decides whether a request may wait: bytes while it is received, then room in the queue and its deadline.
+"""Decides whether a request may wait: by its bytes while it is received, then by room in the queue and its deadline.
 
-Here are all refusals that depend on other requests (429, and 504 `deadline_unreachable`).
+All refusals that depend on other requests are here (429, and 504 `deadline_unreachable`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from app.batching.throughput import Throughput
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """How a request is judged by its head, before its body is read."""
+    """Estimates from the head of a request, before its body is read."""
 
     bytes_per_token: int = 6
-    """To estimate a body's tokens. More than usual, so that they are not overestimated."""
+    """Estimates a body's tokens. It is above the usual number, so that they are not overestimated."""
     bytes_per_input: int = 64
-    """To estimate a body's inputs in the same way."""
+    """Estimates a body's inputs, and is above the usual number for the same reason."""
     max_assumed_tokens: int = 512
-    """A body may be one long text that will be truncated, so it never counts as more."""
+    """Upper bound of this estimate, because a body may be one long text that will be truncated."""
     max_assumed_inputs: int = 32
     headroom: float = 0.1
-    """Fraction of the queue that is kept for requests which were admitted and are being read: the estimates are
-    low, and a request should be refused before it is read."""
+    """Fraction of the queue that is kept for admitted requests whose bodies are being read. The estimates are low, and
+    a request should be refused before it is read."""
 
 
 class Admission:
@@ -43,11 +43,11 @@ class Admission:
         self._throughput = throughput
         self._policy = policy
         self._groups: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
-        """Of unanswered requests, by the bit length of their number of inputs: the tokens of all, and of the largest
-        input of each."""
+        """Unanswered requests by the bit length of their number of inputs: the tokens of all, and the sum of each
+        request's largest input."""
 
     def check_head(self, body_bytes: int, queued_tokens: int, deadline: Deadline) -> None:
-        """Check that a request has a chance, by the size of its body. Raises what `check` raises."""
+        """Check by the size of a request's body that it has a chance. Raises the errors of `check`."""
         policy = self._policy
         tokens = min(body_bytes // policy.bytes_per_token, policy.max_assumed_tokens, self.max_queue_tokens)
         inputs = min(max(body_bytes // policy.bytes_per_input, 1), policy.max_assumed_inputs)
@@ -56,18 +56,18 @@ class Admission:
     def check(self, tokens: int, inputs: int, queued_tokens: int, deadline: Deadline, *, headroom: float = 0.0) -> None:
         """Check that a request can be queued now.
 
-        A request with nothing ahead is not refused as late, even if its deadline seems hopeless: the speed is a mean
-        over both models and over the last batches, and a service that refuses everything cannot correct a speed that is
-        too low.
+        A request with nothing ahead is not refused as late, even if its deadline seems hopeless. The speed is a mean
+        over both models and the last batches, and a service that refuses everything cannot correct a speed that is too
+        low.
 
         Args:
-            tokens: of all its inputs.
+            tokens: Tokens of all its inputs.
             queued_tokens: tokens that wait for a batch.
             headroom: fraction of the room, in tokens and in time, that must be left where others wait.
 
         Raises:
             DeadlineExceededError: the deadline passed.
-            TooLargeError: it would not fit into an empty queue.
+            TooLargeError: it does not fit into an empty queue.
             QueueFullError: it does not fit now, or the server's deadline cannot be met.
             DeadlineUnreachableError: the caller's own deadline cannot be met.
         """
@@ -93,7 +93,7 @@ class Admission:
         self._count(request, 1)
 
     def remove(self, request: QueuedRequest) -> None:
-        """Count a request no longer; without effect the second time."""
+        """Stop counting a request; without effect the second time."""
         self._count(request, -1)
         request.tokens = request.largest_item_tokens = 0
 
@@ -105,8 +105,11 @@ class Admission:
             self.reserved_tokens += by * request.tokens
 
     def _tokens_ahead(self, inputs: int) -> int:
-        """Tokens that are computed before a new request with N inputs is done, at most. Round robin: all of the
-        requests of its own size, which came before it, and of the others at most as many inputs as it may have."""
+        """Upper bound on the tokens that are computed before a new request with N inputs is done.
+
+        Round robin: all requests of its size class are ahead, and of each other request at most as many inputs as that
+        class may have.
+        """
         own = inputs.bit_length()
         return sum(
             tokens if size == own else min(tokens, ((1 << own) - 1) * round_tokens)
@@ -115,7 +118,7 @@ class Admission:
 
 
 class ByteBudget:
-    """Bytes that all requests may hold together. A single request may exceed the limit, but only while no other holds
+    """Limit on the bytes that all requests hold together. A single request may exceed it, but only while no other holds
     bytes."""
 
     def __init__(self, limit: int, *, free: int) -> None:
@@ -134,7 +137,7 @@ class ByteBudget:
             raise errors.TooManyBytesError
 
     def reserve(self, size: int) -> AbstractContextManager[None]:
-        """Hold `size` bytes for a block. Raises what `check` raises."""
+        """Hold `size` bytes for a block. Raises the errors of `check`."""
         self.check(size)
         return self._held(size) if size > self._free else nullcontext()
 

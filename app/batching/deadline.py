@@ -13,12 +13,12 @@ class Deadline:
     at: float
     """`time.monotonic()`"""
     from_client: bool = False
-    """The caller asked for it. If it cannot be met, the answer is 504; if the server's own cannot, it is 429, because
-    too much is waiting."""
+    """Whether the caller asked for it. If it cannot be met, the response is 504; for the server's own deadline it is
+    429, because the queue is too long."""
 
     @classmethod
     def after(cls, seconds: float, *, from_client: bool = False) -> Deadline:
-        """The point `seconds` from now."""
+        """The deadline `seconds` from now."""
         return cls(time.monotonic() + seconds, from_client)
 
     @property

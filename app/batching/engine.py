@@ -1,7 +1,7 @@
 """An engine: one loaded backend with its queue, its slots and its measured speed.
 
-A batch starts the moment a process is free: without a timer and without polling. What has arrived by then shares a
-forward pass; an idle engine starts at once.
+A batch starts the moment a process is free, without a timer and without polling. All inputs that have arrived by then
+share a forward pass; an idle engine starts at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from app.settings import Settings
 logger = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_SPLIT = 256
-"""Tokens that a process may take at least, however many others are free: a forward pass has a fixed cost."""
+"""Minimum tokens that a process takes, however many others are free, because a forward pass has a fixed cost."""
 
 
 Outputs = Sequence[Sequence[ModelOutput | Exception]]
@@ -38,11 +38,11 @@ class RunningBatch:
     """A batch that is being computed."""
 
     began: float
-    """When it was sent to the backend; of a batch that failed and is halved, when the present part was."""
+    """When it was sent to the backend; after a failed batch was halved, when the current half was sent."""
     concurrent: int
-    """Batches that were being computed when it began, itself included."""
+    """Number of batches that were being computed when it began, itself included."""
     seconds: float = 0.0
-    """That the inference process took for it."""
+    """Time that the inference process took for it."""
     lacked_memory: bool = False
     fitting_tokens: int = 0
     """Tokens of the largest part that fitted into memory; 0 if none did."""
@@ -51,7 +51,7 @@ class RunningBatch:
 class Engine:
     """Computes requests in batches with one backend. All methods run on the event loop.
 
-    A reload makes another engine. A request ends in the one that it began in, so an engine that was replaced closes
+    A reload makes another engine. Each request stays in the engine in which it began, so a replaced engine closes
     itself after its last request.
     """
 
@@ -72,7 +72,7 @@ class Engine:
         self.throughput = throughput or Throughput(fixed_batch_tokens=settings.max_batch_tokens)
         self.admission = Admission(self.throughput)
         self.error: BaseException | None = None
-        """Why no further batch can succeed."""
+        """The reason why no further batch can succeed."""
         self.is_replaced = False
         self.is_closed = False
         self._settings = settings
@@ -80,10 +80,10 @@ class Engine:
         self._on_failure = on_failure
         self._on_closed: Callable[[Engine], None] = lambda _: None
         self._slots = 0
-        """Batches that the backend takes at the same time."""
+        """Number of batches that the backend takes at the same time."""
         self._queue = FairQueue()
         self._requests: set[QueuedRequest] = set()
-        """All that are reserved and not released."""
+        """Requests that are reserved and not released."""
         self._running: set[RunningBatch] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatch_is_due = False
@@ -105,7 +105,7 @@ class Engine:
         return max((now - batch.began for batch in self._running), default=0.0)
 
     async def load(self) -> None:
-        """Load the backend, after which requests can be computed. Raises what `Backend.load` raises."""
+        """Load the backend, after which requests can be computed. Raises the errors of `Backend.load`."""
         await self.backend.load(self.fail)
         info = self.backend.info
         self.throughput.set(info.tokens_per_second, info.processes, info.max_useful_tokens)
@@ -114,7 +114,7 @@ class Engine:
         self._slots = info.processes * info.in_flight
 
     def model_with(self, head: Head, task: str) -> tuple[str, ServedModel]:
-        """The name of the encoder that has a head, and the model. Raises TaskNotServedError: none has it."""
+        """The name of the encoder that has a head, and the model. Raises TaskNotServedError if none has it."""
         for name, served in self.backend.info.models.items():
             if head in served.heads:
                 return name, served
@@ -128,13 +128,13 @@ class Engine:
             self._fail_all()
 
     def replace(self, on_closed: Callable[[Engine], None] = lambda _: None) -> None:
-        """Another engine takes the requests from now on: close after the last one of this, then call `on_closed`."""
+        """Close after this engine's last request, then call `on_closed`: another engine takes new requests."""
         self.is_replaced = True
         self._on_closed = on_closed
         self._close_if_unused()
 
     async def aclose(self, patience: float = 0.0) -> None:
-        """Compute no further batch, and wait up to `patience` seconds for those that run; then kill the processes.
+        """Compute no further batch, and wait up to `patience` seconds for running ones; then kill the processes.
         Waiting requests fail."""
         self._slots = 0
         if self._tasks and patience:
@@ -147,8 +147,10 @@ class Engine:
     # Requests -------------------------------------------------------------------------------------------------
 
     def reserve(self, tokens: Sequence[int], deadline: Deadline) -> QueuedRequest:
-        """Hold room in the queue for a request that is being tokenized, given the estimated tokens of each input, until
-        `release`. The estimate counts as the whole queue at most; `compute` checks the true number.
+        """Reserve room in the queue while a request is tokenized, until `release`, given the estimated tokens of each
+        input.
+
+        The estimate counts as the whole queue at most; `compute` checks the true number.
 
         Raises:
             UnavailableError: nothing can be computed.
@@ -162,7 +164,7 @@ class Engine:
         return request
 
     def release(self, request: QueuedRequest) -> None:
-        """The request has ended, with or without outputs. What still waits of it is not computed."""
+        """End a request, with or without outputs. Its waiting inputs are not computed."""
         self.admission.remove(request)
         if request.waiting_tokens:
             self._queue.withdraw(request)
@@ -170,15 +172,16 @@ class Engine:
         self._close_if_unused()
 
     async def compute(self, request: QueuedRequest, encoder: str, query: Query) -> list[ModelOutput]:
-        """Queue the inputs of a reservation, and wait for their outputs, in the order of the inputs. The caller has to
-        cancel this at the deadline: inputs that are late are not computed.
+        """Queue the inputs of a reservation, and wait for their outputs, in the order of the inputs.
+
+        The caller has to cancel this at the deadline, because late inputs are not computed.
 
         Raises:
             TooLargeError: the request would not fit into an empty queue.
             UnavailableError, QueueFullError, DeadlineExceededError, DeadlineUnreachableError: see `reserve`.
             InferenceError: an input failed.
         """
-        self.admission.remove(request)  # the estimate; what is added below are the tokens
+        self.admission.remove(request)  # the estimate; the true number is added below
         request.submitted = time.monotonic()
         self._check(sum(query.lengths), request.items, request.deadline)
         request.fill(encoder, query)
@@ -195,7 +198,7 @@ class Engine:
         return [output for output in request.outputs if output is not None]
 
     def check_head(self, body_bytes: int, deadline: Deadline) -> None:
-        """Check that a request with a body of this size has a chance. Raises what `reserve` raises."""
+        """Check that a request with a body of this size has a chance. Raises the errors of `reserve`."""
         self._check_open()
         self.admission.check_head(body_bytes, self._queue.tokens, deadline)
 
@@ -208,7 +211,7 @@ class Engine:
             raise self._unavailable()
 
     def _unavailable(self) -> errors.UnavailableError:
-        """Why this engine computes nothing any more."""
+        """The reason why this engine computes nothing any more."""
         if self.is_replaced:
             return errors.UnavailableError("reloading", retry_after=1)
         return errors.UnavailableError("stopped" if self.error is None else "broken")
@@ -224,7 +227,7 @@ class Engine:
             request.future.set_exception(error)
 
     def _close_if_unused(self) -> None:
-        """Close a replaced engine that has no request. Every request has a deadline, so this comes within the request
+        """Close a replaced engine that has no request. Every request has a deadline, so this happens within the request
         timeout."""
         if self.is_replaced and not self._requests and not self.is_closed:
             self.is_closed = True
@@ -244,7 +247,7 @@ class Engine:
     def _dispatch(self) -> None:
         self._dispatch_is_due = False
         while self.error is None and (slots := self._slots - len(self._running)) > 0:
-            # No more than a share of what waits, if several processes are free for it.
+            # Split the queue evenly if several processes are free.
             share = max(self._queue.tokens // slots, MIN_TOKENS_TO_SPLIT)
             batch = self._queue.take(min(self.throughput.batch_tokens, share))
             if not batch:
@@ -269,7 +272,7 @@ class Engine:
             for run, fault in zip(batch, faults, strict=True):
                 if fault:
                     self._queue.withdraw(run.request)  # the request has failed as a whole
-            self._dispatch()  # before the results are delivered, so that the process does not wait for that
+            self._dispatch()  # before delivering the outputs, so that the process does not wait
             self._deliver(batch, outputs, faults)
         except Exception as error:
             self.fail(error)
@@ -277,7 +280,7 @@ class Engine:
             self._running.discard(running)
 
     def _record(self, batch: list[Run], running: RunningBatch, *, failed: bool) -> None:
-        """What a batch has shown of the backend's speed and memory."""
+        """Update the estimates of the backend's speed and memory from a batch."""
         tokens = sum(run.tokens for run in batch)
         if not failed:
             concurrent = max(running.concurrent, len(self._running))
@@ -288,8 +291,8 @@ class Engine:
             logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.throughput.batch_tokens)
 
     async def _run_isolated(self, batch: list[Run], running: RunningBatch) -> Outputs:
-        """The outputs of each run of a batch; if it fails, of its halves, so that only the failing input gets the
-        error."""
+        """The outputs of each run of a batch. If the batch fails, its halves are computed, so that only the failing
+        input gets the error."""
         if all(run.request.future is None for run in batch):  # these requests have ended
             return [[errors.InferenceError()] * run.items for run in batch]
         items, tokens = sum(run.items for run in batch), sum(run.tokens for run in batch)

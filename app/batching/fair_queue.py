@@ -19,30 +19,30 @@ class QueuedRequest:
     """One request: a reservation at first, then inputs in the queue, then outputs. Times are `time.monotonic()`."""
 
     items: int
-    """Inputs."""
+    """Number of inputs."""
     tokens: int
-    """Estimated while the request is being tokenized."""
+    """Tokens of all inputs; an estimate while the request is being tokenized."""
     largest_item_tokens: int
     """Tokens of the largest input, the most that one round of the queue takes from this request."""
     deadline: Deadline
     encoder: str = ""
-    """Inputs of one encoder share batches."""
+    """Name of the encoder; only its inputs share a batch."""
     query: Query | None = None
-    """The inputs, once they are tokenized."""
+    """The tokenized inputs; None before that."""
     ends: list[int] = field(default_factory=list)
-    """Tokens of all inputs up to each."""
+    """Cumulative tokens, up to each input."""
     taken: int = 0
-    """Inputs that wait no longer."""
+    """Number of inputs that were taken from the queue."""
     outputs: list[ModelOutput | None] = field(default_factory=list)
     uncomputed: int = 0
-    """Inputs without an output."""
+    """Number of inputs without an output."""
     submitted: float = 0.0
     started: float = math.inf
     """When its first input was taken."""
     future: asyncio.Future[None] | None = None
 
     def fill(self, encoder: str, query: Query) -> None:
-        """Give the request its inputs, which wait from now on."""
+        """Give the request its tokenized inputs, which wait from now on."""
         self.encoder, self.query = encoder, query
         self.ends = list(accumulate(query.lengths))
         self.tokens, self.largest_item_tokens = self.ends[-1], max(query.lengths)
@@ -55,18 +55,18 @@ class QueuedRequest:
         return self.ends[-1] - self._tokens_before(self.taken) if self.taken < len(self.ends) else 0
 
     def take(self, room: int, most: int) -> Run | None:
-        """The next inputs, up to `most`, as many as `room` tokens hold; None if it holds none."""
+        """Take the next inputs: at most `most`, and at most `room` tokens. Returns None if none fits."""
         before = self._tokens_before(self.taken)
         stop = min(bisect_right(self.ends, before + room, self.taken), self.taken + most)
         return self.take_until(stop) if stop > self.taken else None
 
     def take_until(self, stop: int) -> Run:
-        """The inputs that wait before this one."""
+        """Take the waiting inputs before index `stop`."""
         start, self.taken = self.taken, stop
         return Run(self, start, stop)
 
     def withdraw(self) -> None:
-        """No input waits any longer."""
+        """Remove all waiting inputs."""
         self.taken = self.items
 
     def _tokens_before(self, index: int) -> int:
@@ -82,18 +82,18 @@ class Run(NamedTuple):
 
     @property
     def part(self) -> Part:
-        """The same inputs, for a backend."""
+        """These inputs, for a backend."""
         assert self.request.query is not None
         return Part(self.request.query, self.start, self.stop)
 
     @property
     def items(self) -> int:
-        """How many."""
+        """Number of inputs."""
         return self.stop - self.start
 
     @property
     def tokens(self) -> int:
-        """Of all of them."""
+        """Tokens of all inputs."""
         ends = self.request.ends
         return ends[self.stop - 1] - (ends[self.start - 1] if self.start else 0)
 
@@ -104,26 +104,26 @@ class _Class:
 
     requests: OrderedDict[QueuedRequest, None] = field(default_factory=OrderedDict)
     turn: int = 0
-    """Inputs that it may still give before it is another class's turn."""
+    """Number of inputs that it may still give before the next class's turn."""
 
 
 class Waiting:
     """Waiting requests of one encoder.
 
-    They take turns as if each gave one input in turn, so a request of 512 inputs delays a single input by at most one
-    batch. But of requests of similar size (1 input, 2 or 3, 4 to 7, ...) the oldest gives the inputs of all: if each
-    gave its own, all would end at the same time, and the processes would wait for their callers.
+    Requests are served round robin, one input each, so a request of 512 inputs delays a single input by at most one
+    batch. Requests of similar size (1 input, 2 or 3, 4 to 7, ...) share a turn, which the oldest takes: if each gave
+    its own inputs, all would end at the same time, and the processes would wait for their callers.
     """
 
     def __init__(self) -> None:
         self._classes: OrderedDict[int, _Class] = OrderedDict()
-        """By the bit length of the number of inputs, in the order of their turns."""
+        """Classes by the bit length of the number of inputs, in the order of their turns."""
 
     def __bool__(self) -> bool:
         return bool(self._classes)
 
     def push(self, request: QueuedRequest) -> None:
-        """Add a request at the back."""
+        """Add a request at the end."""
         self._classes.setdefault(request.items.bit_length(), _Class()).requests[request] = None
 
     def withdraw(self, request: QueuedRequest) -> None:
@@ -135,8 +135,8 @@ class Waiting:
                 del self._classes[size]
 
     def take(self, max_tokens: int) -> list[Run]:
-        """Take inputs up to `max_tokens`. The input at the front is always taken, even alone above `max_tokens`, and no
-        other overtakes it, so every input is served."""
+        """Take inputs of up to `max_tokens`. The first input is always taken, even if it is larger, and is never
+        overtaken, so every input is served."""
         batch: list[Run] = []
         room = max_tokens
         while self._classes:
@@ -160,7 +160,7 @@ class Waiting:
 
 
 class FairQueue:
-    """Requests by encoder; encoders take turns."""
+    """Requests by encoder; the encoders are served round robin."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -168,7 +168,7 @@ class FairQueue:
         self._by_encoder: dict[str, Waiting] = {}
 
     def push(self, request: QueuedRequest) -> None:
-        """Add a request at the back."""
+        """Add a request at the end."""
         self._by_encoder.setdefault(request.encoder, Waiting()).push(request)
         self.tokens += request.waiting_tokens
 

@@ -1,4 +1,4 @@
-"""The life of the service: loading, serving, reloading, draining, breaking; and the watch for batches that hang."""
+"""The life of the service: loading, serving, reloading, draining, breaking. Also watches for hung batches."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ MIN_STALL_SECONDS = 5.0
 MAX_RELOAD_SECONDS = 600.0
 """Timeout of a reload. Hung batches are not killed during a reload."""
 WATCH_SECONDS = 0.1
-"""Pause between two looks at the state."""
+"""Pause between two checks of the state."""
 KILL_GRACE_SECONDS = 5.0
-"""Seconds in which a process that was killed ends, unless the system cannot end it."""
+"""Seconds in which a killed process must have ended; after that, the system cannot end it."""
 LAG_WEIGHT = 0.02
-"""Weight of one sample in the moving average of the event loop's lag, which covers some five seconds."""
+"""Weight of one sample in the moving average of the event loop's lag, which covers about five seconds."""
 CLOSE_PATIENCE_SECONDS = 10.0
 """Seconds that running batches have when the service closes."""
 MAX_TICK_SECONDS = 1.0
-"""Seconds that count per look, at most: a longer gap means that this process itself was suspended."""
+"""Upper bound on the time counted per check: a longer gap means that this process itself was suspended."""
 
 
 class State(IntEnum):
-    """What the service does. It only ever moves to a greater value."""
+    """The state of the service. It only ever moves to a greater value."""
 
     LOADING = 0
     READY = 1
     DRAINING = 2
-    """The end has been announced; requests are still accepted."""
+    """The shutdown has been announced; requests are still accepted."""
     REFUSING = 3
     """New requests are refused; accepted ones are answered."""
     CLOSED = 4
@@ -51,7 +51,7 @@ class State(IntEnum):
 
 
 _STATUSES: tuple[Status, ...] = ("loading", "ready", "draining", "draining", "draining", "broken")
-"""What callers are told in each `State`. A ready service may also be stalled, or load its weights again."""
+"""The status that `/health` shows in each `State`. A ready service may also be stalled or reloading its weights."""
 
 
 class Lifecycle:
@@ -62,18 +62,18 @@ class Lifecycle:
         self._settings = settings
         self._metrics = metrics
         self.engine = self._new_engine()
-        """The one that takes requests."""
+        """The engine that takes requests."""
         self.state = State.LOADING
         self.failure: BaseException | None = None
-        """Why the models could not be loaded, or why no batch can succeed any more."""
+        """The reason why the models could not be loaded, or why no batch can succeed any more."""
         self.has_loaded = False
         """Whether the models have been loaded."""
         self.startup_finished = asyncio.Event()
         """Set once the models are loaded, or cannot be."""
         self.event_loop_lag = 0.0
-        """Mean seconds by which the event loop is late: how long a ready callback waits for those before it."""
+        """Mean lag of the event loop in seconds: how long a ready callback waits for those before it."""
         self._engines = [self.engine]
-        """Also one that a reload loads, and replaced ones that are not closed."""
+        """All engines that are not closed: current, being loaded by a reload, and replaced."""
         self._stall_seconds = max(settings.request_timeout_ms / 1000, MIN_STALL_SECONDS)
         self._stalled_for = 0.0
         self._killed_at: float | None = None
@@ -101,7 +101,7 @@ class Lifecycle:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the end has been announced, so that connections close after their answers."""
+        """Whether the shutdown has been announced, so that connections close after their responses."""
         return State.READY < self.state < State.BROKEN
 
     @property
@@ -115,7 +115,7 @@ class Lifecycle:
             raise UnavailableError(self.status)
 
     def loaded_engine(self) -> Engine:
-        """The engine for a request that was accepted. Raises UnavailableError: none is loaded, or it is broken."""
+        """The engine for an accepted request. Raises UnavailableError if none is loaded, or it is broken."""
         if not self.has_loaded or self.state is State.BROKEN:
             raise UnavailableError(self.status)
         return self.engine
@@ -129,13 +129,13 @@ class Lifecycle:
         self._loading, self._watching = asyncio.create_task(self._load()), asyncio.create_task(self._watch())
 
     async def wait_until_ready(self) -> None:
-        """Wait until the models have computed something. Raises why they cannot be loaded."""
+        """Wait until the models have computed something. Raises the error if they cannot be loaded."""
         await self.startup_finished.wait()
         if self.failure is not None:
             raise self.failure
 
     async def _load(self) -> None:
-        """Load the models; `startup_finished` is set at the end, also of a failure."""
+        """Load the models; `startup_finished` is set at the end, even after a failure."""
         began = time.monotonic()
         try:
             await self.engine.load()
@@ -148,9 +148,8 @@ class Lifecycle:
         self.startup_finished.set()
 
     async def reload(self) -> bool:
-        """Load the checkpoints again, beside the old models, which go on answering. If the new ones cannot be
-        served, nothing changes. Returns whether they can.
-        """
+        """Load the checkpoints again, while the old models go on answering. Returns whether the new ones can be served;
+        if they cannot, nothing changes."""
         await self.startup_finished.wait()
         async with self._reload_lock:
             fresh = self._new_engine()
@@ -181,8 +180,8 @@ class Lifecycle:
             return True
 
     def _forget(self, engine: Engine) -> None:
-        """Drop a closed engine, which is then freed: a later full collection does not see it, because a reload freezes
-        all objects."""
+        """Drop a closed engine so that it is freed at once: a reload freezes all objects, so no later collection sees
+        it."""
         self._engines = [other for other in self._engines if other is not engine]
 
     def _log_failed_reload(self, error: Exception) -> None:
@@ -197,7 +196,7 @@ class Lifecycle:
         return Engine(self._make_backend(), self._settings, self._metrics, self._on_failure)
 
     def _on_failure(self, engine: Engine, error: BaseException) -> None:
-        """An engine can compute no further batch."""
+        """Handle an engine that can compute no further batch."""
         if self.state is State.CLOSED:
             return
         if engine is not self.engine:
@@ -212,8 +211,8 @@ class Lifecycle:
             logger.critical("no further batch can succeed: %s", error, exc_info=trace)
 
     async def _watch(self) -> None:
-        """Log a batch that stalls, kill its process if it hangs, and measure the lag of the event loop, until this is
-        cancelled. While draining nothing is killed, because the drain has a deadline."""
+        """Until cancelled: log a stalled batch, kill its process if it hangs, and measure the event loop's lag. Nothing
+        is killed while draining, because the drain has a deadline."""
         while True:
             self.track_stall()
             if self.state < State.DRAINING and self.is_hung:
@@ -228,8 +227,8 @@ class Lifecycle:
         return not self._reload_lock.locked() and self._stalled_for > self._stall_seconds
 
     def kill_hung_processes(self) -> None:
-        """Kill the processes whose batch does not end; their backend replaces them. The service is broken if the system
-        cannot end them."""
+        """Kill the processes of hung batches; their backend replaces them. The service is broken if the system cannot
+        end them."""
         if self._killed_at is None:
             logger.error("batch timed out; killing its inference process")
             self._killed_at = time.monotonic()
@@ -238,7 +237,7 @@ class Lifecycle:
             self.engine.fail(BackendDiedError("an inference process hangs and cannot be killed; restart the service"))
 
     def track_stall(self) -> None:
-        """Measure for how long a batch has stalled, which `is_hung` looks at, and log its beginning and end."""
+        """Measure how long a batch has stalled, for `is_hung`, and log the beginning and end of the stall."""
         status, now = self.status, time.monotonic()
         passed = min(now - self._last_look, MAX_TICK_SECONDS)
         self._last_look = now
@@ -256,7 +255,8 @@ class Lifecycle:
             self._stalled_for, self._killed_at = 0.0, None
 
     async def aclose(self, patience: float = CLOSE_PATIENCE_SECONDS) -> None:
-        """End: wait up to `patience` seconds for running batches, then kill the processes. Waiting requests fail."""
+        """Shut down: wait up to `patience` seconds for running batches, then kill the processes. Waiting requests
+        fail."""
         self.advance(State.CLOSED)
         await asyncio.gather(*(engine.aclose(patience) for engine in self._engines))
         self._watching.cancel()

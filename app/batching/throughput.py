@@ -1,4 +1,4 @@
-"""How fast batches are computed, and what follows from it: the size of a batch, and what can be done in time."""
+"""Measures the speed of batches, and derives the batch size and the work that can be done in time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ThroughputPolicy:
     min_batch_tokens: int = 1024
     """Lower bound of a batch: with fewer tokens, the processor is not fully used."""
     batch_token_step: int = 256
-    """Batch sizes are multiples of it. With steps of a factor of two, a small slowdown halved the batches, which
-    made them slower still."""
+    """Batch sizes are multiples of it. With steps of a factor of two, a small slowdown halved the batches, which then
+    became slower still."""
     averaged_batches: int = 10
-    """The measured speed is an average over about ten batches, and is trusted after as many."""
+    """The measured speed is an average over about N batches, and is trusted after N batches."""
     uncalibrated_speed_factor: float = 4.0
-    """Until then, requests are refused as if the speed were this many times the measured one: first batches are
+    """Factor by which the speed is assumed to be higher until then, when requests are refused: first batches are
     slow."""
     oom_recovery_batches: int = 100
     """Batches after which the limit that an out-of-memory error set is doubled."""
@@ -30,7 +30,7 @@ class ThroughputPolicy:
     min_queue_tokens: int = 262_144
     """Lower bound of the queue: 512 texts of 512 tokens."""
     max_queue_tokens: int = 8_000_000
-    """Upper bound of the queue, because a waiting token takes 80 bytes, or 170 of fill-mask."""
+    """Upper bound of the queue, because a waiting token takes 80 bytes, or 170 with fill-mask."""
 
     def queue_tokens(self, tokens_per_second: float, timeout: float) -> int:
         """Tokens that may wait: those that are computed within `timeout` seconds, the server's deadline.
@@ -53,13 +53,16 @@ class ThroughputPolicy:
 
 
 class Throughput:
-    """The measured speed: of one process, and of all together. Small batches, of less than half size, and
-    batches on a partly idle machine may only raise it: they are slow for other reasons."""
+    """The measured speed of one process, and of all together.
+
+    Batches of less than half size, and batches on a partly idle machine, may only raise it: they are slow for other
+    reasons.
+    """
 
     def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
-        """`fixed_batch_tokens`: tokens of a full batch; 0 derives them from the measured speed."""
+        """Make an estimate. `fixed_batch_tokens`: tokens of a full batch; 0 derives them from the measured speed."""
         self.tokens_per_second = 0.0
-        """Of all processes together; 0 before any batch was measured."""
+        """Speed of all processes together; 0 before any batch was measured."""
         self.batch_tokens = fixed_batch_tokens or policy.min_batch_tokens
         """Tokens of a full batch, now."""
         self._per_process = 0.0
@@ -69,12 +72,12 @@ class Throughput:
         self._fixed_batch_tokens = fixed_batch_tokens
         self.policy = policy
         self._memory_limit = math.inf
-        """Tokens of a batch that memory had room for, after a larger batch had none."""
+        """Largest batch, in tokens, that fitted into memory after a larger one did not."""
         self._since_out_of_memory = 0
 
     def set(self, tokens_per_second: float, processes: int, max_useful_tokens: int) -> None:
-        """Start again from what a newly loaded backend says: its speed, in all processes together, and the tokens
-        of a batch beyond which it does not get faster."""
+        """Start again from a newly loaded backend's speed (all processes together) and the tokens beyond which a larger
+        batch gets no faster."""
         self.tokens_per_second = tokens_per_second
         self._processes = max(processes, 1)
         self._per_process = tokens_per_second / self._processes
@@ -84,8 +87,8 @@ class Throughput:
         self._update_batch_tokens()
 
     def record_batch(self, tokens: int, seconds: float, concurrent: int) -> None:
-        """A batch took so long while `concurrent` batches were computed, itself included. Of several that a process has
-        in flight, it computes one."""
+        """Record that a batch took `seconds` while `concurrent` batches were computed, itself included. A process
+        computes one batch at a time, however many it has in flight."""
         concurrent = min(concurrent, self._processes)
         speed = tokens / max(seconds, 1e-6)
         is_faster = 0 < self.tokens_per_second < speed * concurrent
@@ -94,7 +97,7 @@ class Throughput:
         weight = 1 / self.policy.averaged_batches if self.tokens_per_second else 1.0
         if is_faster or concurrent >= self._processes or not self.tokens_per_second:
             self.tokens_per_second += weight * (speed * concurrent - self.tokens_per_second)
-        if concurrent > 1 or self._processes == 1:  # alone, a text may have had the threads of all processes
+        if concurrent > 1 or self._processes == 1:  # a batch alone may have used the threads of all processes
             self._per_process += weight * (speed - self._per_process)
         self._samples += 1
         self._since_out_of_memory += 1
@@ -103,8 +106,8 @@ class Throughput:
         self._update_batch_tokens()
 
     def record_out_of_memory(self, fitting_tokens: int) -> None:
-        """A batch did not fit into memory. Later batches have at most `fitting_tokens`, the size of the largest part of
-        it that did."""
+        """Record that a batch did not fit into memory. Later batches have at most `fitting_tokens`: the largest part of
+        it that fitted."""
         self._memory_limit = self.batch_tokens = max(min(self.batch_tokens, fitting_tokens), 1)
         self._since_out_of_memory = 0
 
@@ -113,7 +116,7 @@ class Throughput:
         self.batch_tokens = int(min(wanted, self._memory_limit))
 
     def max_backlog(self, seconds: float) -> float:
-        """Tokens of unanswered requests, at most, so that a request that has `seconds` left is answered in time."""
+        """Maximum tokens of unanswered requests with which a request that has `seconds` left is answered in time."""
         if not self.tokens_per_second:
             return math.inf
         trusted = self._samples >= self.policy.averaged_batches

@@ -1,4 +1,4 @@
-"""The service on a Ray cluster: each replica is the whole service, with a queue, a batcher and processes of its own.
+"""The service on a Ray cluster: each replica is the whole service, with its own queue, engine and processes.
 
 Ray's proxy reads HTTP and chooses a replica; batches form within the replica. Settings are the environment variables of
 `bert-serve`, on each node or in `runtime_env`. BERT_HOST, BERT_PORT, BERT_KEEP_ALIVE_SECONDS and BERT_DRAIN_SECONDS
@@ -27,21 +27,21 @@ from app.settings import Settings
 QUEUED_SECONDS = "queued_seconds"
 """Metric that a replica reports to Ray's autoscaler: seconds that its waiting work takes at its measured speed."""
 BUSY = "busy"
-"""Another one: the share of time in which its inference processes compute."""
+"""Metric: share of time in which a replica's inference processes compute."""
 LAG = "lag"
-"""Another one: seconds by which its event loop is late. It grows instead of the queue where HTTP is the limit."""
+"""Metric: seconds by which a replica's event loop is late. It grows instead of the queue where HTTP is the limit."""
 TARGET_QUEUED_SECONDS = 0.25
 """Seconds of waiting work per replica that the autoscaler aims at: two to three batches."""
 TARGET_BUSY = 0.7
-"""Share of time in which the processes of a replica should compute at most. Next to nothing waits below that (see
-benchmarks/cluster/replicas.py), so waiting work alone would take replicas away until requests wait."""
+"""Upper bound on the share of time in which a replica's processes compute. Below it next to nothing waits (see
+benchmarks/cluster/replicas.py), so `QUEUED_SECONDS` alone would remove replicas until requests wait."""
 TARGET_LAG = 0.005
-"""Seconds by which the event loop of a replica should be late at most."""
+"""Upper bound on the lag of a replica's event loop, in seconds."""
 
 
 def by_queued_work(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Ray's autoscaling policy: as many replicas as bring each to at most `TARGET_QUEUED_SECONDS`, `TARGET_BUSY` and
-    `TARGET_LAG`.
+    """Ray's autoscaling policy: the number of replicas that brings each to at most `TARGET_QUEUED_SECONDS`,
+    `TARGET_BUSY` and `TARGET_LAG`.
 
     Ray applies the delays, factors and bounds of `autoscaling_config`.
     """
@@ -74,23 +74,23 @@ class BertService:
         self._user_config: Any = None
         self._is_configured = False
         self._seen = (time.monotonic(), 0.0)
-        """When Ray last asked for the load, and how many seconds the processes had computed by then."""
+        """Time of Ray's last request for the load, and the seconds that the processes had computed by then."""
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The app; its start-up ends once the models answer."""
+        """The app; its start-up ends once the models are ready."""
         app = create_app(self._settings)
         self._lifecycle = app.service.lifecycle
         return app
 
     async def check_health(self) -> None:
-        """Raise once no batch can succeed any more: Ray replaces the replica."""
+        """Raise once no batch can succeed any more, so that Ray replaces the replica."""
         if self._lifecycle.failure is not None:
             raise RuntimeError(f"no batch can succeed any more: {self._lifecycle.failure}")
 
     async def reconfigure(self, user_config: Any) -> None:
         """Load the checkpoints again when `user_config` changes, for instance to {"weights": "2"}.
 
-        If the new ones cannot be served, the replica goes on answering with the old ones and logs why.
+        If the new ones cannot be served, the replica logs the reason and goes on answering with the old ones.
         """
         if self._is_configured and user_config != self._user_config:
             await self._lifecycle.reload()

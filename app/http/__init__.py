@@ -1,1 +1,1 @@
-"""The HTTP API: the way of a request, other protocols, problem documents, the OpenAPI document, pages."""
+"""The HTTP API: request handling, other protocols, problem documents, the OpenAPI document, pages."""

@@ -36,8 +36,8 @@ Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457). Eve
 
 
 class Application(FastAPI):
-    """FastAPI with a context for each request. A task goes straight to its route, because FastAPI's routing takes 43
-    us, unless CORS or traces have to see it."""
+    """FastAPI with a context for each request. A task request goes straight to its route, because FastAPI's routing
+    takes 43 us, unless CORS or tracing is on."""
 
     def __init__(self, service: Service, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -45,7 +45,7 @@ class Application(FastAPI):
         self._is_opened_to_browsers = bool(service.settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI app."""
+        """Handle an ASGI connection."""
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
@@ -81,7 +81,7 @@ class Application(FastAPI):
 
 
 class ErrorMiddleware:
-    """Calls the route of a task, and answers all errors, inside CORS, so that browsers can read them."""
+    """Calls the route of a task, and turns all errors into responses. It is inside CORS, so browsers can read them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -96,7 +96,7 @@ class ErrorMiddleware:
 
 
 class TracingMiddleware:
-    """Completes the span of a request, outside CORS, which answers preflights."""
+    """Completes the span of a request. It is outside CORS, which answers preflights."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -108,12 +108,12 @@ class TracingMiddleware:
 
 
 async def answer_errors(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Call an app, and answer its errors, and requests that are cancelled at the end of draining (503)."""
+    """Call an app, and respond to its errors. Requests that are cancelled at the end of draining get 503."""
     context = context_of(scope)
     try:
         await app(scope, receive, send)
     except Exception as error:
-        if context.status:  # the answer has begun
+        if context.status:  # the response has begun
             raise
         await problems.error_response(error, context)(scope, receive, send)
     except asyncio.CancelledError:
@@ -132,7 +132,7 @@ def create_app(
     """Make the ASGI app. Its lifespan loads the weights, and raises if they cannot be loaded.
 
     Args:
-        backend: by default, inference processes.
+        backend: The backend; by default, inference processes.
         serves_while_loading: Whether start-up ends before the models are loaded. Then requests get 503 until they are,
             and a failed load raises nothing: `lifecycle.failure` has the reason.
     """
@@ -175,7 +175,7 @@ def create_app(
         version=version(),
         description=DESCRIPTION,
         lifespan=lifespan,
-        openapi_url=None,  # and no pages of FastAPI: `pages` has ours
+        openapi_url=None,  # nor FastAPI's pages: `pages` has ours
         redirect_slashes=False,
         telemetry=tracing.config(),
     )

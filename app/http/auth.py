@@ -1,4 +1,4 @@
-"""API keys, sent as a bearer token or, for pages, as a password; and the allowed host names."""
+"""API keys, sent as a bearer token or, for pages, as a password. Also the allowed host names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Log whether API keys are required, and warn of settings without effect."""
+    """Log whether API keys are required, and warn of settings that have no effect."""
     settings.warn_of_unknown(environ)
     tracing.warn_if_missing(environ)
     keys = len(settings.api_keys)
@@ -29,13 +29,13 @@ def announce(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def check_host(scope: Scope, allowed: Collection[str]) -> None:
-    """Check the `Host` header, which HTTP/1.1 requires, against names such as `example.org` and `*.example.org`; none
-    allows all.
+    """Check the `Host` header, which HTTP/1.1 requires, against names such as `example.org` and `*.example.org`. An
+    empty `allowed` allows all.
 
     IP addresses are allowed: the check prevents DNS rebinding, which needs a name, and health probes use addresses.
 
     Raises:
-        HostNotAllowedError: there is none or more than one, or no allowed name matches.
+        HostNotAllowedError: the header is missing or repeated, or no allowed name matches.
     """
     given = [str(value, "latin-1") for name, value in scope["headers"] if name == b"host"]
     if not given and scope["http_version"] == "1.1":
@@ -70,14 +70,14 @@ def check_key(authorization: str, settings: Settings) -> None:
 
 
 def check_metrics(request: Request) -> None:
-    """`check_key`, if the metrics require a key."""
+    """Apply `check_key` if the metrics require a key."""
     settings = context_of(request.scope).service.settings
     if settings.metrics == "key":
         check_key(request.headers.get("authorization", ""), settings)
 
 
 def check_page(request: Request) -> None:
-    """`check_key`, if the pages require a key. A browser sends it as the password, with any user name.
+    """Apply `check_key` if the pages require a key. A browser sends it as the password, with any user name.
 
     Tasks do not accept a password, because a browser would add it to requests that other sites make it send.
     """

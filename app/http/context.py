@@ -1,4 +1,4 @@
-"""`Service` and `RequestContext`: all that the app and the ASGI scope carry of ours."""
+"""`Service` and `RequestContext`: the state that the app and the ASGI scope carry."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ logger = logging.getLogger(__name__)
 CONTEXT = "bert.context"
 """The key of a request's context in its ASGI scope."""
 BUFFERED_BYTES = 64 * 1024
-"""Uvicorn buffers this much of any body, so a body of this size needs no reservation."""
+"""Uvicorn buffers 64 KiB of any body, so a body of this size needs no reservation."""
 
 
 class Route(Protocol):
-    """A path that answers a task."""
+    """The path of a task."""
 
     task: Task
     binary: bool
-    """Whether bodies may also be `application/octet-stream` or have no media type."""
+    """Whether bodies may also be `application/octet-stream` or lack a media type."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; an ASGI app. Raises errors of `app.errors`."""
+        """Respond to a request; an ASGI app. Raises errors of `app.errors`."""
 
 
 @dataclass(slots=True)
 class Service:
-    """What all requests share."""
+    """State that all requests share."""
 
     settings: Settings
     metrics: Metrics
     lifecycle: Lifecycle
     tasks: Sequence[Task]
     routes: dict[str, Route] = field(default_factory=dict)
-    """Of the tasks, by their paths."""
+    """The tasks' routes, by path."""
     is_traced: bool = False
     """Whether spans are recorded."""
     uploads: ByteBudget = field(init=False)
     """Bytes of bodies that are being received."""
     threads: ThreadPoolExecutor = field(init=False)
-    """For long texts."""
+    """Tokenizes long inputs."""
 
     def __post_init__(self) -> None:
         self.uploads = ByteBudget(self.settings.max_upload_bytes, free=BUFFERED_BYTES)
@@ -64,31 +64,31 @@ class Service:
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request."""
+    """State of one request."""
 
     service: Service
     is_surplus: bool = False
     """Whether its connection is above the limit."""
     pipeline: Sized = ()
-    """Further requests of the same connection that wait."""
+    """Further requests that wait on the same connection."""
     started: float = field(default_factory=time.perf_counter)
     request_id: str = ""
     route: Route | None = None
     deadline: Deadline | None = None
-    """When it is answered with 504. Set once a task request is admitted."""
+    """Deadline of the response, after which it is 504. Set once a task request is admitted."""
     body_bytes: int = 0
-    """That its body may have."""
+    """Maximum size of its body."""
     inputs: int = 0
     tokens: int = 0
     computation_started: bool = False
     status: int = 0
-    """Of the answer; 0 until it begins."""
+    """Status of the response; 0 until it begins."""
     problem: str = ""
-    """The code of the error that answers it."""
+    """Code of the error with which the service responds."""
 
     def finish(self, scope: Scope) -> None:
-        """The answer is written: count, time and log the request. The path is quoted, so that it cannot add lines to
-        the log."""
+        """Count, time and log the request after its response is written. The path is quoted, so that it cannot add
+        lines to the log."""
         seconds = time.perf_counter() - self.started
         if self.route is not None:
             self.service.metrics.answered(self.route.task.name, self.status, seconds)
@@ -112,12 +112,12 @@ class RequestContext:
 
 
 def logs_requests() -> bool:
-    """Whether each request is logged, which is so at the level `debug`."""
+    """Whether each request is logged: at the level `debug`."""
     return logger.isEnabledFor(logging.DEBUG)
 
 
 def begin(service: Service, scope: Scope) -> RequestContext:
-    """The context of a request: the HTTP protocol's, if it made one, or a new one."""
+    """The context of a request: that of the HTTP protocol, if it made one, or a new one."""
     context: RequestContext | None = scope.get(CONTEXT)
     if context is None:
         context = scope[CONTEXT] = RequestContext(service)

@@ -1,4 +1,4 @@
-"""The way of a task request, from top to bottom: admit, read, parse, compute, respond.
+"""The steps of a task request: admit, read, parse, compute, respond.
 
 It replaces FastAPI's own handling of a request. FastAPI still writes the OpenAPI document from the routes.
 """
@@ -35,38 +35,37 @@ from model.tokenizer import Encoding
 T = TypeVar("T")
 
 INLINE_CHARACTERS = 8192
-"""Inputs with fewer together are tokenized on the event loop, in 10 us for a sentence: handing them to a thread would
-cost the loop as much."""
+"""Inputs with fewer characters together are tokenized on the event loop, which takes 10 us for a sentence. Handing them
+to a thread would cost the loop as much."""
 MAX_RESPONSE_BYTES = 2 * 1024 * 1024
-"""A text with 510 masks and 100 predictions each would be repeated 51,000 times. An answer of this size takes the event
-loop 50 ms."""
+"""A text with 510 masks and 100 predictions each would be repeated 51,000 times. A response of this size takes the
+event loop 50 ms."""
 _UNWATCHED_SECONDS = 0.05
-"""Of an answer, before its caller's connection is watched."""
+"""Time before the caller's connection is watched for a disconnect."""
 _NO_BODY = "the body did not arrive before the deadline; send a smaller one, or allow more time"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed request of any protocol: what it asks of a task, and how it wants the answer."""
+    """A parsed request of any protocol: the task's inputs and parameters, and the shape of the response."""
 
     inputs: Sequence[Input]
     parameters: Mapping[str, Any]
     """Arguments of `Task.question`."""
     write: Callable[[TaskResult], Any]
-    """The results as a response, or as the JSON of one."""
+    """Turns the results into a response, or into the JSON of one."""
     locate: Callable[[Exception, errors.Loc], tuple[Exception, errors.Loc]]
     """Maps an error and its path (`inputs`, the index) to the path in the caller's body."""
     timeout: float | None = None
-    """Seconds that the caller waits from now on, at most."""
+    """Maximum seconds that the caller waits from now on."""
 
 
 Parse = Callable[[bytes, Headers, int], Any]
-"""Parses a body, given the request's headers and the number of inputs that a request may have. Raises errors of
-`app.errors`."""
+"""Parses a body, given the request's headers and the maximum number of inputs. Raises errors of `app.errors`."""
 
 
 class TaskRoute(APIRoute):
-    """`POST path`, answered by a task."""
+    """`POST path`: the route of a task."""
 
     def __init__(
         self,
@@ -86,14 +85,15 @@ class TaskRoute(APIRoute):
         """Make a route.
 
         Args:
-            to_call: what a body of the schema `request` asks.
-            request: schema of the body.
-            response: type of the response's body.
-            example: a response's body, for the OpenAPI document.
-            description: in the OpenAPI document; by default the docstring of `to_call`.
-            tag: group of operations in the OpenAPI document.
-            parse_body: by default, the body is JSON that fits the schema.
-            binary: bodies may also be `application/octet-stream` or have no media type, and so may answers.
+            to_call: Turns a body of the schema `request` into a call.
+            request: Schema of the body.
+            response: Type of the response's body.
+            example: A response's body, for the OpenAPI document.
+            description: Description in the OpenAPI document; by default the docstring of `to_call`.
+            tag: Group of operations in the OpenAPI document.
+            parse_body: Parses a body; by default, JSON that fits the schema.
+            binary: Whether bodies may also be `application/octet-stream` or lack a media type, and responses may be
+                binary.
         """
 
         def endpoint(body: Any) -> Call:
@@ -118,10 +118,10 @@ class TaskRoute(APIRoute):
         self._parse = parse_body or (lambda body, _, max_inputs: parse(request, body, max_inputs))
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; an ASGI app. Raises errors of `app.errors`."""
+        """Respond to a request; an ASGI app. Raises errors of `app.errors`."""
         context = context_of(scope)
         service = context.service
-        deadline = context.deadline or admit(context, scope, binary=self.binary)  # or by the HTTP protocol
+        deadline = context.deadline or admit(context, scope, binary=self.binary)  # unless the HTTP protocol did
         call: Call | None = None
         try:
             async with asyncio.timeout(deadline.remaining) as timer:
@@ -147,7 +147,7 @@ class TaskRoute(APIRoute):
 
 
 async def _read(receive: Receive, context: RequestContext) -> bytes:
-    """The body.
+    """Read the body.
 
     Raises:
         TooManyBytesError: too many bytes are being uploaded.
@@ -168,7 +168,7 @@ async def _read(receive: Receive, context: RequestContext) -> bytes:
 
 
 async def compute(context: RequestContext, task: Task, call: Call, deadline: Deadline) -> TaskResult:
-    """The results of a task. Raises errors of `app.errors`."""
+    """Compute the results of a task. Raises errors of `app.errors`."""
     began = time.monotonic()
     service = context.service
     engine = service.lifecycle.loaded_engine()
@@ -193,7 +193,7 @@ async def compute(context: RequestContext, task: Task, call: Call, deadline: Dea
 
 
 async def _encode(service: Service, question: Question) -> list[Encoding]:
-    """The inputs tokenized: on the event loop if that is quick, otherwise in a thread."""
+    """Tokenize the inputs: on the event loop if that is quick, otherwise in a thread."""
     if sum(map(characters, question.inputs)) <= INLINE_CHARACTERS:
         return encode_all(question)
     has_ended = threading.Event()
@@ -210,7 +210,7 @@ async def _encode(service: Service, question: Question) -> list[Encoding]:
 
 
 def _respond(service: Service, task: Task, result: TaskResult, call: Call) -> Response:
-    """The answer, with the time of each stage in `Server-Timing`."""
+    """The response, with the time of each stage in `Server-Timing`."""
     service.metrics.latency(task.name, result.stages)
     if service.is_traced:
         tracing.note_stages(result.stages)
@@ -224,8 +224,10 @@ def _respond(service: Service, task: Task, result: TaskResult, call: Call) -> Re
 
 
 async def cancel_on_disconnect(receive: Receive, answer: Awaitable[T]) -> T:
-    """Await an answer, and cancel it if the caller disconnects first. The body must have been read before. An answer
-    that comes at once is not watched, because that would take as long as tokenizing a sentence.
+    """Await a response, and cancel it if the caller disconnects first. The body must have been read before.
+
+    A response that comes within `_UNWATCHED_SECONDS` is not watched, because that would take as long as tokenizing a
+    sentence.
 
     Raises:
         CallerGoneError: the caller disconnected.

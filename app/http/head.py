@@ -1,9 +1,9 @@
-"""The head of a task request: what is checked before its body is read.
+"""Checks of a task's request head, before its body is read.
 
-In an overload most requests are refused, so refusing has to be cheap: the HTTP protocol asks `refuse_early`, which
-answers without the app. `TaskRoute.answer` calls `admit` for all other requests, for instance those that are traced, or
-that a page of another origin sends: their refusals have to pass through the middleware. Without `refuse_early`, some 7%
-fewer requests are answered in time at ten times the load.
+In an overload most requests are refused, so refusing has to be cheap: the HTTP protocol calls `refuse_early`, which
+responds without the app. `TaskRoute.answer` calls `admit` for all other requests. These are for instance traced, or
+sent by a page of another origin, so their refusals have to pass through the middleware. Without `refuse_early`, about
+7% fewer requests are answered in time at ten times the load.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from app.http.context import RequestContext
 from app.observability.request_ids import request_id_of
 
 _MAX_TIMEOUT_DIGITS = 12
-"""Further digits of a timeout are ignored: Python refuses to parse thousands of them."""
+"""Further digits of a timeout are ignored, because Python refuses to parse thousands of them."""
 
 
 def refuse_early(context: RequestContext, target: bytes, scope: Scope) -> Response | None:
-    """Decide about `POST target` by its head: the refusal; or None, if it is admitted or the app has to decide."""
+    """Decide about `POST target` by the request head. Returns the refusal; None if admitted or left to the app."""
     service = context.service
     settings = service.settings
     route = service.routes.get(str(target, "latin-1"))
     if route is None or service.lifecycle.status != "ready" or settings.allowed_hosts:  # the app checks the host
         return None
-    if settings.cors_origins and any(name == b"origin" for name, _ in scope["headers"]):  # for CORS
+    if settings.cors_origins and any(name == b"origin" for name, _ in scope["headers"]):  # the app adds CORS headers
         return None
     try:
         admit(context, scope, binary=route.binary)
     except errors.ServiceError as error:
         context.route, context.request_id = route, request_id_of(scope["headers"])
         return problems.error_response(error, context)
-    except Exception:  # the app meets the same error, logs it and answers
+    except Exception:  # the app gets the same error, logs it and responds
         return None
     return None
 
 
 def admit(context: RequestContext, scope: Scope, *, binary: bool = False) -> Deadline:
-    """Check a request's head. Returns its deadline, and sets it and `body_bytes` in the context.
+    """Check a request head. Returns the deadline, and sets it and `body_bytes` in the context.
 
-    `binary`: the body may also be `application/octet-stream` or have no media type.
+    `binary`: whether the body may also be `application/octet-stream` or lack a media type.
 
     Raises:
         UnauthorizedError: the API key is missing or invalid.
@@ -88,10 +88,10 @@ def _deadline(given: str | None, limit: float) -> Deadline:
 
 
 def _check_media_type(headers: Mapping[bytes, str], origins: Collection[str], *, binary: bool) -> None:
-    """Accept uncompressed JSON only, or also `binary` bodies.
+    """Accept uncompressed JSON, and with `binary` also binary bodies.
 
-    Browsers send a body without a media type to other sites without a preflight, so a missing type is refused, or
-    accepted from allowed origins only.
+    Browsers send a body without a media type to other sites without a preflight. So a missing type is refused, unless
+    the origin is allowed.
     """
     for name, plain in ((b"content-encoding", "identity"), (b"transfer-encoding", "chunked")):
         if name in headers and headers[name].strip().lower() != plain:
@@ -111,7 +111,7 @@ def _check_media_type(headers: Mapping[bytes, str], origins: Collection[str], *,
 
 
 def _declared_bytes(given: str, limit: int) -> int | None:
-    """The `Content-Length`; None if there is none. Raises TooLargeError: it exceeds the limit."""
+    """The `Content-Length`; None if there is none. Raises TooLargeError if it exceeds the limit."""
     declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
     if declared is not None and declared > limit:
         raise errors.TooLargeError(f"the body has {declared} bytes, the limit is {limit}; send fewer or shorter inputs")

@@ -1,4 +1,4 @@
-"""JSON bodies into schemas, and what is wrong with those that do not fit, in the words of JSON.
+"""Parses JSON bodies into schemas, and explains in the words of JSON why a body does not fit.
 
 FastAPI parses JSON in Python: for a body of 1.8 MB that takes four times as long as pydantic's parser.
 """
@@ -23,13 +23,13 @@ from model.errors import InvalidTextError
 Schema = TypeVar("Schema", bound=BaseModel)
 
 _VALUES_PER_INPUT, _OTHER_VALUES = 4, 1000
-"""JSON values that a body may have, for each input that a request may carry and beside them: making the objects of
-650,000 empty lists blocks the event loop for 100 ms."""
+"""Maximum number of JSON values: per input that a request may carry, and in addition. Making the objects of 650,000
+empty lists blocks the event loop for 100 ms."""
 _UNCOUNTED_BYTES = 64 * 1024
 """A smaller body is parsed in 4 ms at most, so its values are not counted."""
 _NOT_SEPARATORS = bytes(set(range(256)) - set(b",[{"))
 _MAX_FIELD_NAME = 100
-"""Characters of an unknown field's name in an error."""
+"""Maximum characters of an unknown field's name in an error."""
 _PAIR = '{"text": …, "text_pair": …}'
 _UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 _MESSAGES = {
@@ -40,7 +40,7 @@ _MESSAGES = {
     "too_short": "is empty: send at least one",
     **dict.fromkeys(_UNKNOWN_FIELD, "unknown field"),
 }
-"""Replace pydantic's messages that name Python's types or do not say what to send."""
+"""Replacements for pydantic's messages that name Python's types or give no remedy."""
 
 
 def check_inputs(count: int, max_inputs: int) -> None:
@@ -54,9 +54,9 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
 
     Raises:
         NotJSONError: the body is not JSON in UTF-8, holds NaN, or is nested too deeply.
-        InvalidInputError: a string holds half of a surrogate pair.
-        TooLargeError: the body has more than `max_inputs` inputs, which are not validated, or far more values, which
-            are not parsed.
+        InvalidInputError: a string holds a lone surrogate.
+        TooLargeError: the body has more than `max_inputs` inputs, which are not validated, or far too many values,
+            which are not parsed.
         InvalidRequestError: the JSON does not fit the schema.
     """
     body = body.removeprefix(codecs.BOM_UTF8)  # RFC 8259 allows ignoring it
@@ -75,8 +75,8 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
 
 
 def _check_values(body: bytes, max_inputs: int) -> None:
-    """Raise TooLargeError if a large body has more JSON values than a request of `max_inputs` inputs. They are counted
-    without parsing: every value but the first of a list or object follows a comma."""
+    """Raise TooLargeError if a large body has more JSON values than a request of `max_inputs` inputs. Values are
+    counted without parsing: each but the first of a list or object follows a comma."""
     most = _VALUES_PER_INPUT * max_inputs + _OTHER_VALUES
     if len(body) <= _UNCOUNTED_BYTES or _separators(body) <= most:
         return
@@ -96,7 +96,7 @@ def _separators(body: bytes) -> int:
 
 
 def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
-    """Raise why a body cannot be parsed. Python's `json` accepts halves of surrogate pairs, so it finds them."""
+    """Raise the reason why a body cannot be parsed. Python's `json` accepts lone surrogates, so it finds them."""
     reason, given = f"Invalid JSON: {error}" if body.strip() else "the body is empty; send JSON", None
     try:
         given = json.loads(body.decode("utf-8", "surrogatepass"))
@@ -119,7 +119,7 @@ def _has_half_character(value: Any) -> bool:
         (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError:
         return True
-    except RecursionError:  # `json.loads` takes a little more nesting
+    except RecursionError:  # `json.loads` accepts slightly deeper nesting
         pass
     return False
 
@@ -131,7 +131,7 @@ def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
 
 
 def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:
-    """What is wrong, in the words of JSON. For an unknown field, the known ones or the one that was meant."""
+    """The message in the words of JSON. For an unknown field, it names the known fields or the closest one."""
     message = _MESSAGES.get(detail["type"], detail["msg"])
     if detail["type"] == "too_long":
         message = message.replace("List", "Input").replace(" after validation", "")
@@ -149,7 +149,7 @@ def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:
 
 
 def _field_names(schema: Any, path: list[str | int]) -> list[str]:
-    """Names of the fields of the object at a path; none if it is not of a pydantic model."""
+    """Names of the fields of the object at a path; empty if it is not of a pydantic model."""
     for part in path:
         if isinstance(part, int) or part in UNION_TAGS:
             continue

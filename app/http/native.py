@@ -30,7 +30,7 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
 
 
 def to_call(body: Any) -> Call:
-    """What a body asks that has `inputs` and `parameters`."""
+    """The call of a body that has `inputs` and `parameters`."""
     is_list = isinstance(body.inputs, list)
     return Call(as_list(body.inputs), given(body.parameters), _write, as_sent if is_list else locate_one)
 

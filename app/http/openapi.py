@@ -33,7 +33,7 @@ _EXAMPLES: dict[int, errors.ServiceError] = {
     503: errors.UnavailableError("loading"),
     504: errors.DeadlineUnreachableError(retry_after=2),
 }
-"""One for each status that a task may have."""
+"""An example error for each status that a task may have."""
 
 
 def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def task(response: Any, example: Any, *, binary: bool) -> dict[str, Any]:
-    """Arguments of `APIRoute` that document a task. `binary`: answers may also be `application/octet-stream`."""
+    """Arguments of `APIRoute` that document a task. `binary`: whether responses may be `application/octet-stream`."""
     ok = {
         "model": response,
         "description": "One result per input, in order.",
@@ -102,7 +102,7 @@ def refusals(*statuses: int) -> Responses:
 
 
 def _refusal(status: int) -> dict[str, Any]:
-    """An error response: the types of problem with this status, and an example of one."""
+    """An error response: the problem types with this status, and an example."""
     example = _EXAMPLES[status]
     kinds = [kind for error, kind in problems.PROBLEM_TYPES.items() if kind.status == status and error != status]
     if status == 503:
@@ -126,7 +126,7 @@ def install(app: FastAPI, settings: Settings, tags: Sequence[dict[str, str]]) ->
             document = generate()
             _add_problem(document["components"]["schemas"])
             for operation in (one for methods in document["paths"].values() for one in methods.values()):
-                if "HTTPValidationError" in str(operation["responses"].get("422")):  # FastAPI's, which is never sent
+                if "HTTPValidationError" in str(operation["responses"].get("422")):  # FastAPI's own, never sent
                     del operation["responses"]["422"]
             _leave_out_defaults(document["components"]["schemas"])
             if settings.metrics == "key":
@@ -140,7 +140,7 @@ def install(app: FastAPI, settings: Settings, tags: Sequence[dict[str, str]]) ->
 def _add_problem(schemas: dict[str, Any]) -> None:
     problem = TypeAdapter(problems.Problem).json_schema(ref_template="#/components/schemas/{model}")
     schemas |= problem.pop("$defs") | {"Problem": problem}
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which are never sent
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, never sent
         schemas.pop(name, None)
 
 
@@ -152,7 +152,7 @@ def _leave_out_defaults(schemas: dict[str, Any]) -> None:
 
 
 def _add_keys(document: dict[str, Any], *, required: bool) -> None:
-    """Operations that document a 401 take a key. It is in the document also if none is required, so that generated
+    """Let operations that document a 401 take a key. It is in the document even if none is required, so that generated
     clients can send one to other installations."""
     document["components"]["securitySchemes"] = {"apiKey": _API_KEY}
     for operations in document["paths"].values():

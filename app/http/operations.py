@@ -73,7 +73,7 @@ class ModelInfo(TypedDict):
 
     name: str
     tasks: list[str]
-    """The tasks that it answers, such as fill-mask, next-sentence, sentiment."""
+    """Tasks of this checkpoint, such as fill-mask, next-sentence, sentiment."""
     parameters: int
     layers: int
     hidden_size: int
@@ -82,24 +82,24 @@ class ModelInfo(TypedDict):
     max_tokens: int
     """Tokens of one input, special tokens included. A longer input is refused or cut."""
     labels: list[str] | None
-    """Of a classifier, in the order of their ids."""
+    """A classifier's labels in the order of their ids."""
     problem_type: str | None
-    """Of a classifier, as `config.json` has it: what the scores are."""
+    """A classifier's problem type as in `config.json`, which says how its scores are computed."""
     sha256: str
-    """SHA-256 of the file `model.safetensors`; if the weights are in several files, of `*.safetensors` in the order of
-    their names, one after another."""
+    """SHA-256 of the file `model.safetensors`; if there are several weight files, of all `*.safetensors` end to end, in
+    the order of their names."""
 
 
 @described
 class Limits(TypedDict):
-    """What a request may carry (beyond it, the answer is 413 or 429), and how long it may take (504)."""
+    """Limits of a request: on its size (beyond it, the response is 413 or 429), and on its time (504)."""
 
     max_batch_tokens: int
-    """Tokens that one forward pass computes together: set, or from the measured speed."""
+    """Tokens of one forward pass: as set, or derived from the measured speed."""
     max_queue_tokens: int
     """Tokens that may wait ahead of a request, its own included, if they can be computed before the deadline."""
     max_client_batch: int
-    """Inputs of one request."""
+    """Maximum number of inputs in one request."""
     max_body_bytes: int
     request_timeout_ms: int
 
@@ -113,11 +113,11 @@ class Info(TypedDict):
     device: str
     dtype: str
     threads: int
-    """CPU cores that compute."""
+    """Number of CPU cores for inference."""
     tokens_per_second: int
-    """Of full batches: measured at start-up, later on requests. 0 while loading."""
+    """Speed with full batches, measured at start-up, later on requests. 0 while loading."""
     models: list[ModelInfo]
-    """Empty during loading."""
+    """The loaded models; empty during loading."""
     limits: Limits
 
 
@@ -132,7 +132,7 @@ def _service(request: Request) -> Service:
     responses=document.ok_response({"status": "alive"}) | document.refusals(503),
 )
 async def live(request: Request) -> Health:
-    """503 once inference processes have ended and cannot be replaced."""
+    """200, or 503 once inference processes have ended and cannot be replaced."""
     if (status := _service(request).lifecycle.status) == "broken":
         raise UnavailableError(status)
     return {"status": "alive"}

@@ -33,7 +33,7 @@ class FieldProblem(TypedDict):
 
 @described
 class Problem(TypedDict):
-    """Why a request has no answer (RFC 9457)."""
+    """The reason why a request failed (RFC 9457)."""
 
     type: str
     """A URN that ends with `code`."""
@@ -41,15 +41,15 @@ class Problem(TypedDict):
     """The kind of problem."""
     status: int
     detail: str
-    """This problem, in a sentence."""
+    """A sentence about this problem."""
     code: str
     """The kind of problem, for programs: `queue_full`, `text_too_long` and so on."""
     request_id: str
     """The service logs it with every error 500, and at level `debug` with every request."""
     error: str
-    """The same as `detail`, for Hugging Face's clients."""
+    """A copy of `detail`, for Hugging Face's clients."""
     errors: list[FieldProblem]
-    """Faults that have a place in the body or the headers."""
+    """Faults with their places in the body or the headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ProblemType:
 
 INTERNAL_ERROR = ProblemType(500, "internal_error", "Internal server error")
 
-# An error has the type of the first class in its own hierarchy that this table lists; an HTTPException, of its status.
+# An error has the type of the first of its base classes in this table; an HTTPException that of its status.
 PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     404: ProblemType(404, "not_found", "Not found"),
     405: ProblemType(405, "method_not_allowed", "Method not allowed"),
@@ -90,11 +90,11 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
 }
 
 UNAVAILABLE_CODES = ("loading", "reloading", "stalled", "draining", "stopped", "broken", "too_many_connections")
-"""What takes the place of the code `unavailable`."""
+"""Codes that replace `unavailable`, depending on the status."""
 
 
 def problem_type(error: Exception) -> ProblemType:
-    """The type of an error; an internal error unless it was raised on purpose."""
+    """The type of an error; the internal error for any exception that `app` does not raise on purpose."""
     if isinstance(error, errors.InvalidInputError):
         return problem_type(error.faults[0][0])
     if isinstance(error, errors.UnavailableError):
@@ -123,7 +123,7 @@ def error_response(error: Exception, context: RequestContext) -> Response:
 
 
 def problem_response(error: Exception, request_id: str, paths: Sequence[str] = ()) -> Response:
-    """The response to an error. An internal error does not show its message. `paths`: of the tasks."""
+    """The response to an error. An internal error does not show its message. `paths`: the tasks' paths."""
     kind = problem_type(error)
     detail = shorten(_detail(error, kind, paths))
     body: Problem = {
@@ -141,7 +141,7 @@ def problem_response(error: Exception, request_id: str, paths: Sequence[str] = (
 
 
 def install(app: FastAPI) -> None:
-    """Answer unknown paths and methods. `application.answer_errors` answers all other errors."""
+    """Respond to unknown paths and methods. `application.answer_errors` handles all other errors."""
 
     async def handle(request: Request, error: Exception) -> Response:
         return error_response(error, context_of(request.scope))
@@ -178,5 +178,5 @@ def _headers(error: Exception) -> dict[str, str]:
 
 
 def shorten(text: str, most: int = _MAX_DETAIL) -> str:
-    """At most `most` characters of a text, which may be the caller's own."""
+    """A text cut to at most `most` characters, because it may be the caller's own."""
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,1 +1,1 @@
-"""Forward passes in processes of their own. Knows no queue and no HTTP; only `torch_backend` imports torch."""
+"""Forward passes in separate processes. Knows no queue and no HTTP; only `torch_backend` imports torch."""

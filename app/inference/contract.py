@@ -1,4 +1,4 @@
-"""What an engine asks of the models, and what they answer: the seam between the queue and the tensors."""
+"""The interface between the engine and the models: queries in, outputs out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model.tokenizer import Encoding, Tokenizer
 
 
 class Head(StrEnum):
-    """What a checkpoint has on top of its encoder."""
+    """The head that a checkpoint has on top of its encoder."""
 
     WORDS = "words"
     NEXT_SENTENCE = "next sentence"
@@ -24,28 +24,28 @@ class Head(StrEnum):
 
 
 class Kind(IntEnum):
-    """What is computed for an input."""
+    """The kind of output that is computed for an input."""
 
     PROBABILITIES = 0
-    """Of the labels."""
+    """Scores of the labels, as the checkpoint's problem type defines them."""
     LOGITS = 1
-    """Of the labels, as the model computes them."""
+    """Logits of the labels."""
     WORDS = 2
     """The most probable words at each mask."""
 
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """The inputs of one request, tokenized, and what is asked about each of them."""
+    """The tokenized inputs of one request, and the kind of output that each needs."""
 
     kind: Kind
     encodings: list[Encoding]
     labels: int = 0
-    """Number of labels; 0 of words."""
+    """Number of labels; 0 for words."""
     masks: list[tuple[int, ...]] = field(default_factory=list)
-    """Words: the token indices of the masks of each input, ascending."""
+    """Words: token indices of the masks of each input, ascending."""
     top_k: int = 0
-    """Words: predictions per mask."""
+    """Words: number of predictions per mask."""
     targets: tuple[int, ...] = ()
     """Words: the only token ids to score; empty for the whole vocabulary."""
     lengths: array[int] = field(init=False)
@@ -64,29 +64,29 @@ class Part(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        """How many."""
+        """Number of inputs."""
         return self.stop - self.start
 
 
 class Words(NamedTuple):
-    """The words for the masks of an input: for one mask after the other, `top_k` of them, highest score first."""
+    """The words for the masks of an input: mask after mask, `top_k` words each, highest score first."""
 
     scores: list[float]
     token_ids: list[int]
 
 
 ModelOutput = list[float] | Words
-"""What is computed for an input: a score for each label, in the order of their ids; or words."""
+"""The model's output for an input: a score for each label, in the order of their ids; or words."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What a batch has given."""
+    """The outputs of a batch, and the time that it took."""
 
     outputs: Sequence[Sequence[ModelOutput | Exception]]
-    """For each part, in the order of its inputs. An exception concerns only the input in whose place it is."""
+    """Outputs of each part, in the order of its inputs. An exception in place of an output concerns only that input."""
     seconds: float
-    """That the inference process took, without the delays of the event loop."""
+    """Time that the inference process took, without the delays of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class BackendConfig:
-    """What a backend is to load, and how it is to compute."""
+    """The checkpoints that a backend loads, and how it computes."""
 
     pretrained: Path
     sentiment: Path
@@ -112,24 +112,24 @@ class BackendConfig:
     dtype: str = "auto"
     threads: int = field(default_factory=available_cpus)
     logs: dict[str, Any] | None = None
-    """Configuration of the processes' logs, for `logging.config`."""
+    """Logging configuration of the processes, for `logging.config`."""
 
 
 @dataclass(slots=True)
 class BackendInfo:
-    """What a backend has loaded. Before that, `device` and `dtype` are as configured."""
+    """The models that a backend has loaded. Before that, `device` and `dtype` are as configured."""
 
     device: str
     dtype: str
     threads: int
     models: dict[str, ServedModel] = field(default_factory=dict)
-    """By the name of the encoder, which `Backend.run` takes."""
+    """Models by the name of the encoder, which `Backend.run` takes."""
     processes: int = 1
-    """That compute batches at the same time."""
+    """Number of processes that compute batches at the same time."""
     in_flight: int = 1
-    """Batches that a process takes at a time: while a GPU computes one, the next is made ready."""
+    """Number of batches that a process takes at a time: while a GPU computes one, the next is prepared."""
     max_useful_tokens: int = 0
-    """Tokens of a batch; a larger one is computed no faster per token."""
+    """Tokens of a batch beyond which a larger one is no faster per token."""
     tokens_per_second: float = 0.0
     """Speed of large batches of short texts on the slowest model, all processes together."""
 
@@ -142,11 +142,11 @@ class Backend(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a process runs. False before loading, and while the weights are loaded again because the process that
+        """Whether a process runs. False before loading, and while the weights are loaded again after the process that
         holds them has ended."""
 
     def process_seconds(self) -> Mapping[int, tuple[float, float]]:
-        """Of each process by its number: the seconds that it has computed, and waited for a batch."""
+        """Seconds that each process has computed, and waited for a batch, by its number."""
 
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
         """Read the weights and compute something with each model. `on_death` is called if processes end later and
@@ -159,16 +159,17 @@ class Backend(Protocol):
         """
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-        """The outputs of one forward pass.
+        """Compute the outputs of one forward pass.
 
         Raises:
-            OutOfMemoryError: fewer inputs may fit.
+            OutOfMemoryError: the batch does not fit into memory; fewer inputs may.
             ProcessDiedError: the process ended during this batch. Another one is started.
             BackendDiedError: no further batch can succeed.
         """
 
     def kill_hung(self, seconds: float) -> None:
-        """Kill the processes that have computed their batch for longer than this, which raises ProcessDiedError."""
+        """Kill processes that have computed one batch for longer than `seconds`; their batches raise
+        ProcessDiedError."""
 
     async def aclose(self) -> None:
         """Kill the processes; batches that are being computed raise BackendDiedError."""

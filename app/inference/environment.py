@@ -1,4 +1,4 @@
-"""Variables that have to be set before torch and the tokenizer are loaded."""
+"""Environment variables that have to be set before torch and the tokenizer are loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 
 
 def set_defaults(environ: MutableMapping[str, str]) -> None:
-    """Set the variables that the environment leaves open; inference processes inherit them."""
+    """Set the variables that the environment does not set; inference processes inherit them."""
     # Read when torch is imported. By default, OpenMP's threads spin for milliseconds while they wait for each other,
     # on cores that the event loop and the tokenizer need: on two busy cores, a batch took 4 to 7 times as long as with
     # threads that sleep at once. But waking a thread takes time, forty times in a forward pass, so spinning for about

@@ -22,7 +22,7 @@ from app.inference.contract import BackendConfig, BackendInfo
 from app.inference.process_main import HEADER_BYTES, NUMBER_BYTES, explain_exit, frame, run_fork_server
 
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals to the whole process group concern the HTTP process, which needs the others while it drains."""
+"""Signals to the process group are meant for the HTTP process, which needs the other processes while it drains."""
 EXIT_SECONDS = 5.0
 """Seconds to wait for the end of a process that has closed its connection, and again after killing it."""
 
@@ -31,7 +31,7 @@ class ForkServer:
     """The spawned process that loads the weights; see `app.inference.process_main`."""
 
     def __init__(self, config: BackendConfig) -> None:
-        """Start the process. Raises BackendDiedError: the system has no room for it."""
+        """Start the process. Raises BackendDiedError if the system has no room for it."""
         try:
             self._process, self._control = _spawn(config)
         except OSError as error:
@@ -44,11 +44,11 @@ class ForkServer:
         Finalize(self, self._process.kill, exitpriority=1)  # at exit, multiprocessing waits for its processes
 
     async def load(self) -> BackendInfo:
-        """What the process has loaded, once it has.
+        """Wait until the models are loaded.
 
         Raises:
             BackendDiedError: it ended while it was loading.
-            Exception: what loading raised.
+            Exception: the error of loading.
         """
         reader, writer = await asyncio.open_connection(sock=self._control.dup())
         try:
@@ -61,7 +61,7 @@ class ForkServer:
         return info
 
     async def start_process(self, number: int) -> InferenceProcess:
-        """The inference process with this number, once it can compute.
+        """Start the inference process with this number, and wait until it can compute.
 
         Raises:
             ProcessDiedError: it ended before, or the fork server did.
@@ -70,7 +70,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs:
             process = InferenceProcess(*await asyncio.open_connection(sock=ours))
-            with suppress(OSError):  # the fork server has ended, and `start` meets the end of the connection
+            with suppress(OSError):  # if the fork server has ended, `start` finds the connection closed
                 socket.send_fds(self._control, [number.to_bytes(NUMBER_BYTES, "little")], [theirs.fileno()])
         try:
             await process.start()
@@ -82,7 +82,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended. Its forks end with it, perhaps a moment earlier."""
+        """Whether the process has ended. Its forks end with it, or a moment earlier."""
         return not self._process.is_alive()
 
     def kill(self) -> None:
@@ -90,13 +90,13 @@ class ForkServer:
         self._process.kill()
 
     async def exit_reason(self) -> str:
-        """Why the process ended, once it has."""
+        """The reason why the process ended; waits until it has."""
         if self._exit_reason is None:
             self._exit_reason = asyncio.create_task(asyncio.to_thread(self._join))
         return await asyncio.shield(self._exit_reason)
 
     def _join(self) -> str:
-        """In a thread, because it may take a moment."""
+        """Wait for the process in a thread, because it may take a moment. Returns the reason of its end."""
         self._process.join(EXIT_SECONDS)
         self._control.close()
         if self._process.is_alive():
@@ -104,7 +104,7 @@ class ForkServer:
             self._process.join(EXIT_SECONDS)
             return "the inference process closed its connection and was killed"
         until = time.monotonic() + EXIT_SECONDS
-        with suppress(ChildProcessError):  # the forks are children of this process if it is process 1 of a container
+        with suppress(ChildProcessError):  # process 1 of a container inherits the forks as children
             for fork in self._forks:
                 while not os.waitpid(fork, os.WNOHANG)[0] and time.monotonic() < until:
                     time.sleep(0.01)
@@ -112,14 +112,14 @@ class ForkServer:
 
 
 class InferenceProcess:
-    """An inference process, which answers batches in the order in which they are sent."""
+    """An inference process, which computes batches in the order in which they are sent."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid = 0
         self.ready_at = 0.0
         """`time.monotonic()` when it could compute."""
         self.computed_seconds = 0.0
-        """Of all batches."""
+        """Time of all batches so far."""
         self.computing_since: float | None = None
         """`time.monotonic()` when the process got the batch that it computes."""
         self._reader = reader
@@ -127,7 +127,7 @@ class InferenceProcess:
         self._replies: deque[asyncio.Future[Any]] = deque()
 
     async def start(self) -> None:
-        """Wait until the process can compute. Raises ProcessDiedError, or why it cannot be forked."""
+        """Wait until the process can compute. Raises ProcessDiedError, or the error if it cannot be forked."""
         try:
             self.pid = _checked(await _receive(self._reader))
         except (EOFError, ConnectionError):
@@ -135,13 +135,13 @@ class InferenceProcess:
         self.ready_at = time.monotonic()
 
     async def ask(self, batch: bytes) -> bytes:
-        """Send a batch, and wait for the answer; see `app.inference.frames`.
+        """Send a batch, and wait for the reply; see `app.inference.frames`.
 
         Raises:
             ProcessDiedError: the process ended first.
-            Exception: what the process raised.
+            Exception: the error of the process.
         """
-        if self._writer.is_closing():  # uvloop raises RuntimeError at a write
+        if self._writer.is_closing():  # uvloop raises RuntimeError on a write
             raise ProcessDiedError
         reply = asyncio.get_running_loop().create_future()
         self._replies.append(reply)
@@ -154,13 +154,13 @@ class InferenceProcess:
             del reply
 
     async def run(self, on_reply: Callable[[], None]) -> None:
-        """Hand the replies over until the process ends. `on_reply` is called after each: the process is free."""
+        """Deliver the replies until the process ends. `on_reply` is called after each, when the process is free."""
         try:
             with suppress(EOFError, ConnectionError):
                 while True:
                     self._settle(await _receive(self._reader))
                     on_reply()
-        finally:  # also if this is cancelled before the connection's end is seen
+        finally:  # even if cancelled before the connection ends
             while self._replies:
                 self._settle(ProcessDiedError())
             self.close()
@@ -171,11 +171,11 @@ class InferenceProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the connection: the process ends after its batch."""
+        """Close the connection, after which the process ends with its current batch."""
         self._writer.close()
 
     def _settle(self, reply: Any) -> None:
-        """Give the reply, or an error in its place, to the oldest caller of `ask`, unless that was cancelled."""
+        """Deliver the reply, or an error in its place, to the oldest caller of `ask`, unless that was cancelled."""
         waiting = self._replies.popleft()
         self.computing_since = time.monotonic() if self._replies else None
         if not waiting.done():
@@ -183,7 +183,7 @@ class InferenceProcess:
 
 
 def _spawn(config: BackendConfig) -> tuple[SpawnProcess, socket.socket]:
-    """The process, and our end of the connection to it."""
+    """Start the process. Returns it, and our end of the connection to it."""
     ours, theirs = socket.socketpair()
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     process = context.Process(target=run_fork_server, args=(theirs, config), name="inference")
@@ -201,13 +201,13 @@ def _spawn(config: BackendConfig) -> tuple[SpawnProcess, socket.socket]:
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:
-    """The next message of a process. Raises EOFError or ConnectionError: the connection has ended."""
+    """The next message of a process. Raises EOFError or ConnectionError if the connection has ended."""
     header = await reader.readexactly(HEADER_BYTES)
     return pickle.loads(await reader.readexactly(int.from_bytes(header, "little")))  # noqa: S301 (our own process)
 
 
 def _checked(reply: Any) -> Any:
-    """The reply. Raises it if it is an error."""
+    """The reply. An error is raised instead."""
     if isinstance(reply, Exception):
         try:
             raise reply

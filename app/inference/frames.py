@@ -1,8 +1,8 @@
-"""A batch on its way to an inference process and back, in flat arrays: no lists of numbers, and no torch.
+"""Serializes batches and replies between the processes as flat arrays, without lists of numbers and without torch.
 
-A batch is int32: a head, four numbers for each part, then `lengths`, `seconds` and `counts` of each input, the
-positions of the outputs, the targets, the token ids. The reply is the seconds in float64, then float32: for each part
-the rows of its inputs, end to end; of words, the scores, then their token ids as int32 in the same bytes.
+A batch is int32: a header, four numbers for each part, then `lengths`, `seconds` and `counts` of each input, the
+positions of the outputs, the targets, the token ids. The reply is the seconds in float64, then float32: for each part,
+the rows of its inputs end to end. A part with words has the scores, then their token ids as int32 in the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=fl
 
 @dataclass(frozen=True, slots=True)
 class PartOfBatch:
-    """What is asked about some inputs, one after another."""
+    """The kind of output for consecutive inputs of a batch."""
 
     inputs: int
     kind: Kind
@@ -37,24 +37,24 @@ class Batch:
     """A batch as the inference process reads it; the arrays are int32."""
 
     encoder: int
-    """Its number, in the order of `BackendInfo.models`."""
+    """Index of the encoder in `BackendInfo.models`."""
     alone: bool
-    """Whether it is one input, and no other batch is being computed, so that it may take all threads, if it is long."""
+    """Whether it is one input and no other batch is being computed. A long input may then use all threads."""
     parts: list[PartOfBatch]
     lengths: memoryview
     """(inputs,) tokens."""
     seconds: memoryview
     """(inputs,) index of the first token of the second type."""
     counts: memoryview
-    """(inputs,) positions whose hidden state is used: the masks, or [CLS]."""
+    """(inputs,) number of positions whose hidden state is used: the masks, or [CLS]."""
     positions: memoryview
-    """(outputs,) these positions, each in its own input."""
+    """(outputs,) these positions, within each input."""
     ids: memoryview
     """(tokens,)"""
 
 
 def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> bytes:
-    """A batch as bytes."""
+    """Serialize a batch."""
     head = array("i", (encoder, alone, len(parts), sum(part.inputs for part in parts)))
     lengths, seconds, counts, positions, targets = (array("i") for _ in range(5))
     ids: list[array[int]] = []
@@ -76,7 +76,7 @@ def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> 
 
 
 def read_batch(frame: bytes | bytearray) -> Batch:
-    """What `write_batch` wrote."""
+    """Read a batch that `write_batch` wrote."""
     data = memoryview(frame).cast("i")
     encoder, alone, count, inputs, outputs = data[:_HEAD]
     table = data[_HEAD : _HEAD + _PART * count].tolist()
@@ -95,13 +95,13 @@ def read_batch(frame: bytes | bytearray) -> Batch:
 
 
 def write_scores(seconds: float, scores: bytes) -> bytes:
-    """The reply to a batch as bytes."""
+    """Serialize the reply to a batch."""
     return _SECONDS.pack(seconds) + scores
 
 
 def read_scores(parts: Sequence[Part], frame: bytes) -> tuple[float, list[list[ModelOutput | Exception]]]:
-    """The seconds that a batch took, and the outputs of the inputs of each part. An input whose scores are not finite
-    has an error."""
+    """Read the seconds that a batch took, and the outputs of each part's inputs. An input whose scores are not finite
+    gets an error."""
     data = memoryview(frame)[_SECONDS.size :]
     floats: memoryview[float] = data.cast("f")
     ints: memoryview[int] = data.cast("i")
@@ -125,7 +125,7 @@ def read_scores(parts: Sequence[Part], frame: bytes) -> tuple[float, list[list[M
 def _words(
     query: Query, start: int, stop: int, floats: memoryview[float], ints: memoryview[int], at: int
 ) -> tuple[list[Words], int]:
-    """The words for the inputs of a part, whose scores begin at `at`; and where those of the next part do."""
+    """The words for the inputs of a part whose scores begin at `at`; and the beginning of the next part's."""
     edges = list(accumulate((len(masks) * query.top_k for masks in query.masks[start:stop]), initial=0))
     middle, end = at + edges[-1], at + 2 * edges[-1]
     scores = list[float](floats[at:middle])
@@ -134,5 +134,5 @@ def _words(
 
 
 def _is_finite(scores: Sequence[float]) -> bool:
-    """Whether all scores are; float32 cannot overflow in a sum of float64."""
+    """Whether all scores are finite: float32 values cannot overflow in a float64 sum."""
     return isfinite(sum(scores))

@@ -1,9 +1,9 @@
-"""What runs in the inference processes: load the weights once, then answer one batch after the other.
+"""The inference processes: they load the weights once, then compute one batch after the other.
 
-On a CPU under Linux there is one inference process per core, because threads that share a forward pass wait for each
-other at each operation, and for any thread that lost its core to HTTP. They are forks of a fork server, a process that
-loads the weights, computes no batch, and forks again when one of them has ended. The forks share its memory. A GPU's
-context does not survive a fork, so there the process that loads also computes.
+On a CPU under Linux there is one inference process per core. Threads that share a forward pass would wait for each
+other at each operation, and for any thread that lost its core to HTTP. The processes are forks of a fork server, which
+loads the weights, computes no batch, and forks again when a fork has ended. The forks share its memory. A GPU's context
+does not survive a fork, so there the process that loads also computes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEADER_BYTES = 8
-"""Each message follows its length in so many bytes. Batches are arrays (see `app.inference.frames`), all else is a
-pickle."""
+"""Length of the header of each message, which is the body's length. Batches are arrays (see `app.inference.frames`),
+all other messages are pickles."""
 NUMBER_BYTES = 4
-"""With a connection, the fork server receives the number of its inference process in so many bytes."""
+"""Length of the inference process's number, which the fork server receives with a connection."""
 PICKLABLE_PACKAGES = frozenset({"app", "model", "builtins"})
 """Packages whose errors the HTTP process can import without loading torch."""
 KILLED = (
@@ -52,22 +52,22 @@ KILLED = (
 )
 
 _NICE = 5
-"""The HTTP process comes first: while it waits for a core, requests wait that could fill a batch."""
+"""Inference processes have a lower priority: while the HTTP process waits for a core, batches cannot fill up."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def frame(body: bytes) -> bytes:
-    """A message as it is sent."""
+    """A message with its header."""
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
 def pickled(message: Any) -> bytes:
-    """What a process says, as it is sent."""
+    """A pickled message with its header."""
     return frame(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 def explain_exit(code: int | None) -> str:
-    """Why an inference process ended, by its exit code; negative for a signal."""
+    """The reason why an inference process ended, from its exit code; negative for a signal."""
     if code == -signal.SIGKILL:
         return KILLED
     how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
@@ -75,8 +75,8 @@ def explain_exit(code: int | None) -> str:
 
 
 def run_fork_server(control: socket.socket, config: BackendConfig) -> None:
-    """Load the weights, send what was loaded through `control`, and serve each connection that comes through it: in a
-    fork, or, where forks cannot compute, in this process."""
+    """Load the weights, send the backend's info through `control`, and serve each connection that comes through it: in
+    a fork, or in this process where forks cannot compute."""
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     if config.logs is not None:
         logging.config.dictConfig(config.logs)
@@ -86,7 +86,7 @@ def run_fork_server(control: socket.socket, config: BackendConfig) -> None:
         forks = sys.platform == "linux"
         backend = TorchBackend(config, one_process_per_thread=forks)
         # Loading starts OpenMP's threads, which belong to the thread that computed. They end with it, so that forks can
-        # start their own. A process that does not fork goes on in that thread, because it has chosen the GPU.
+        # start their own. A process that does not fork goes on in that thread, which has selected the GPU.
         with ThreadPoolExecutor(1, "inference") as loader, suppress(BrokenPipeError, ConnectionResetError):
             loaded = loader.submit(_load, backend).result()
             control.sendall(pickled(loaded))
@@ -114,8 +114,8 @@ def _load(backend: TorchBackend) -> BackendInfo | Exception:
 
 
 def _receive(control: socket.socket) -> tuple[socket.socket, int]:
-    """A connection to the HTTP process, and the number of the inference process that serves it. Raises
-    ConnectionResetError: the HTTP process has ended."""
+    """Receive a connection to the HTTP process, and the number of the inference process that serves it. Raises
+    ConnectionResetError if the HTTP process has ended."""
     number, files, _, _ = socket.recv_fds(control, NUMBER_BYTES, 1)
     if not files:
         raise ConnectionResetError
@@ -140,12 +140,12 @@ def _fork_on_request(backend: TorchBackend, control: socket.socket) -> None:
 
 
 def _run_fork(backend: TorchBackend, connection: socket.socket, number: int, server: int) -> None:
-    """Serve in a fork, which the kernel kills when the fork server ends. Does not return."""
+    """Serve in a fork. The kernel kills it when the fork server ends. Does not return."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.nice(_NICE)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() == server:  # else it ended before prctl
+        if os.getppid() == server:  # otherwise the server ended before prctl
             with suppress(BrokenPipeError, ConnectionResetError):
                 _serve(backend, connection, number)
     except Exception:
@@ -155,17 +155,17 @@ def _run_fork(backend: TorchBackend, connection: socket.socket, number: int, ser
 
 
 def _log_ended_forks(*_: object) -> None:
-    """Handles SIGCHLD in the fork server."""
+    """Handle SIGCHLD in the fork server: log forks that have ended."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             logger.error("process %d: %s", ended[0], explain_exit(os.waitstatus_to_exitcode(ended[1])))
 
 
 def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> None:
-    """Send the process id once this process can compute, then answer batches until the connection is closed.
+    """Send the process id once this process can compute, then compute batches until the connection is closed.
 
-    A device may have several batches in flight: while it computes one, the next is launched, and then the older one is
-    waited for.
+    A device may have several batches in flight: while it computes one, the next is launched, and only then the older
+    one is awaited.
     """
     if number == 0:
         backend.warm_up_alone()
@@ -190,7 +190,7 @@ def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> Non
 
 
 class _Launched(NamedTuple):
-    """A batch that is being computed, or why it is not."""
+    """A batch that is being computed, or the error of launching it."""
 
     at: float
     """`time.perf_counter()`"""
@@ -199,8 +199,8 @@ class _Launched(NamedTuple):
 
 
 def _received(connection: socket.socket, size: int) -> bytearray:
-    """The next `size` bytes; none if the connection has ended. In a loop, because a process that SIGSTOP has stopped
-    gets only some of them from one call."""
+    """The next `size` bytes; empty if the connection has ended. Reads in a loop, because a process that was stopped by
+    SIGSTOP gets only some of them from one call."""
     data, at = bytearray(size), 0
     while at < size:
         received = connection.recv_into(memoryview(data)[at:])
@@ -211,12 +211,12 @@ def _received(connection: socket.socket, size: int) -> bytearray:
 
 
 def _has_arrived(connection: socket.socket) -> bool:
-    """Whether another batch has, or the end of the connection."""
+    """Whether another batch or the end of the connection has arrived."""
     return bool(select.select([connection], [], [], 0)[0])
 
 
 def _answered(work: Callable[[], T], error: Exception | None = None) -> T | Exception:
-    """What `work` gives, or its error; `error` at once if there is one."""
+    """The result of `work`, or its error. Returns `error` at once if there is one."""
     try:
         return error or work()
     except BackendDiedError:
@@ -227,7 +227,7 @@ def _answered(work: Callable[[], T], error: Exception | None = None) -> T | Exce
 
 
 def _end_with_parent() -> None:
-    """In a thread: end this process with the HTTP process, also during a batch or a load that hangs."""
+    """End this process with the HTTP process, also during a batch or a load that hangs. Runs in a thread."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -235,7 +235,7 @@ def _end_with_parent() -> None:
 
 
 def make_picklable(error: Exception) -> Exception:
-    """The error with its traceback as a note; in words, if the HTTP process would have to load torch for it."""
+    """The error with its traceback as a note. It is replaced by its text if unpickling it would load torch."""
     trace = "".join(traceback.format_exception(error))
     error.add_note(trace)
     with suppress(Exception):

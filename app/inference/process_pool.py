@@ -1,8 +1,8 @@
-"""The inference processes, started and spoken to from the event loop, and replaced when they end.
+"""Starts the inference processes from the event loop, exchanges messages with them, and replaces them when they end.
 
-PyTorch and the event loop do not share a process, because they would share Python's lock: a forward pass takes
-it between any two of its hundreds of operations and then waits for the event loop. Under load, passes took five
-times as long.
+PyTorch and the event loop do not share a process, because they would share Python's lock. A forward pass takes the lock
+between any two of its hundreds of operations and then waits for the event loop. Under load, passes took five times as
+long.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from app.inference.frames import read_scores, write_batch
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS, DEATH_WINDOW_SECONDS = 3, 60.0
-"""Three processes that end within a minute are not the fault of single texts: no process is started again."""
+"""Three processes that end within a minute are not the fault of single texts, so none is started again."""
 _RESTART_PAUSE_SECONDS = 0.1
-"""After a process that ended before it could compute. Forks may end a moment before their fork server does."""
+"""Pause after a process ended before it could compute, because forks may end just before their fork server does."""
 
 
 class ProcessPool:
-    """A `Backend` of one process, or on a CPU of one process per core, which share the weights' memory."""
+    """A `Backend` with one process, or on a CPU one process per core. The processes share the weights' memory."""
 
     def __init__(self, config: BackendConfig) -> None:
         self.info = BackendInfo(config.device, config.dtype, config.threads)
         self._config = config
         self._server: ForkServer | None = None
         self._processes: dict[int, InferenceProcess] = {}
-        """Those that run, by their numbers; only process 0 can use all threads."""
+        """Running processes by number; only process 0 can use all threads."""
         self._free: list[int] = []
-        """Numbers of those that can take a batch, as often as they can take one."""
+        """Free slots: the number of a process once for each batch that it can take."""
         self._changed = asyncio.Event()
         """Set when a process becomes free, and when the pool ends."""
         self._keepers: list[asyncio.Task[None]] = []
         self._replacing = asyncio.Lock()
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
-        """When processes have ended: times of `time.monotonic()`."""
+        """Times (`time.monotonic()`) at which processes have ended."""
         self._error: BackendDiedError | None = None
-        """Why no batch can be computed any more."""
+        """The reason why no batch can be computed any more."""
         self._on_death: Callable[[BackendDiedError], None] = lambda _: None
 
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
-        """See `Backend.load`. The processes are started here."""
+        """Start the processes and load the weights."""
         server, self.info = await self._start_server()
         for number in range(self.info.processes):
             try:
@@ -59,7 +59,7 @@ class ProcessPool:
                 raise BackendDiedError(await server.exit_reason()) from None
             self._processes[number] = process
             self._keepers.append(asyncio.create_task(self._keep_running(number, process)))
-        await asyncio.sleep(0)  # until they have counted their processes as free
+        await asyncio.sleep(0)  # until the tasks have counted their processes as free
         if self._error is not None:
             raise BackendDiedError(str(self._error))
         self._on_death = on_death
@@ -71,7 +71,7 @@ class ProcessPool:
         return self._server, await self._server.load()
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-        """See `Backend.run`."""
+        """Send a batch to a free process, and wait for the outputs."""
         while not self._free and self._error is None:
             self._changed.clear()
             await self._changed.wait()
@@ -93,7 +93,7 @@ class ProcessPool:
         return BatchResult(outputs, seconds)
 
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
+        """Kill the processes, and wait for their end."""
         self._on_death = lambda _: None
         self._end(BackendDiedError("the inference processes were closed"))
         if self._server is not None:
@@ -102,19 +102,19 @@ class ProcessPool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        self._keepers.clear()  # a cancelled one has a traceback, which has this pool: a cycle would outlive `gc.freeze`
+        self._keepers.clear()  # a cancelled task's traceback refers to this pool: the cycle would outlive `gc.freeze`
         for process in self._processes.values():
             process.close()
 
     def kill_hung(self, seconds: float) -> None:
-        """See `Backend.kill_hung`."""
+        """Kill processes that compute a batch for too long."""
         until = time.monotonic() - seconds
         for process in self._processes.values():
             if process.computing_since is not None and process.computing_since < until:
                 process.kill()
 
     def process_seconds(self) -> Mapping[int, tuple[float, float]]:
-        """See `Backend.process_seconds`."""
+        """Seconds computing and waiting, by process number."""
         now = time.monotonic()
         return {
             number: (process.computed_seconds, now - process.ready_at - process.computed_seconds)
@@ -123,11 +123,11 @@ class ProcessPool:
 
     @property
     def is_ready(self) -> bool:
-        """See `Backend.is_ready`."""
+        """Whether a process runs."""
         return bool(self._processes)
 
     async def _keep_running(self, number: int, process: InferenceProcess) -> None:
-        """Hand the replies of a process over, and replace it when it ends, until the pool ends."""
+        """Deliver the replies of a process, and replace it when it ends, until the pool ends."""
 
         def on_reply() -> None:
             self._free.append(number)
@@ -149,14 +149,14 @@ class ProcessPool:
             self._end(BackendDiedError(f"an inference process ended, and none can be started in its place: {error}"))
 
     async def _replace(self, number: int, server: ForkServer | None) -> InferenceProcess:
-        """Start a process in place of one of `server`'s that has ended.
+        """Start a process in place of a fork of `server` that has ended.
 
         Raises:
-            BackendDiedError: too many have ended.
+            BackendDiedError: too many processes have ended.
             Exception: the weights cannot be loaded again.
         """
         async with self._replacing:
-            if server is self._server:  # else its end ended several processes, and is counted already
+            if server is self._server:  # otherwise the server's end ended several processes, and is already counted
                 self._count_death()
             while self._error is None:
                 assert self._server is not None
@@ -171,14 +171,14 @@ class ProcessPool:
             raise BackendDiedError(str(self._error))
 
     async def _restart_server(self) -> None:
-        """Load the weights again. Raises BackendDiedError if they are not the same: inputs wait that were tokenized for
-        those before."""
+        """Load the weights again. Raises BackendDiedError if they have changed, because waiting inputs were tokenized
+        for the old ones."""
         _, info = await self._start_server()
         if _identity(info) != _identity(self.info):
             raise BackendDiedError("the checkpoints have changed since they were loaded; restart the service")
 
     def _count_death(self) -> None:
-        """Raise BackendDiedError if it is one too many."""
+        """Count a process that ended. Raises BackendDiedError if there are too many."""
         now = time.monotonic()
         self._deaths.append(now)
         if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATH_WINDOW_SECONDS:
@@ -187,7 +187,7 @@ class ProcessPool:
             )
 
     def _end(self, error: BackendDiedError) -> None:
-        """Compute no further batch."""
+        """Fail all batches and compute no further one."""
         if self._error is None:
             self._error = error
             self._changed.set()
@@ -195,5 +195,5 @@ class ProcessPool:
 
 
 def _identity(info: BackendInfo) -> dict[str, tuple[Any, ...]]:
-    """What inputs are tokenized with, and what computes them."""
+    """The parts of each model that must not change: its tokenizer and its weights."""
     return {name: (served.sha256, served.config, served.tokenizer.to_json()) for name, served in info.models.items()}

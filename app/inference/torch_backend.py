@@ -56,25 +56,24 @@ class ComputePolicy:
     max_gpu_tokens: int = 16_384
     """Tokens of a batch beyond which a GPU computes no faster."""
     max_cpu_tokens: int = 2048
-    """The same on a CPU. oneDNN makes a kernel for each number of rows at its first use, so start-up makes those of up
-    to this many rows."""
+    """Tokens of a batch beyond which a CPU computes no faster. oneDNN makes a kernel for each number of rows at its
+    first use, so start-up makes the kernels of up to this many rows."""
     max_cpu_tokens_alone: int = 512
-    """Tokens up to which start-up makes the kernels of a text that is computed with all threads."""
+    """Maximum tokens of a text for which start-up makes the kernels for all threads."""
     warm_up_seconds: float = 5.0
-    """Time for making kernels at the start; the rest are made when they are needed."""
+    """Time for making kernels at start-up; the others are made at their first use."""
     min_seconds_for_all_threads: float = 0.004
-    """Seconds that a batch takes with one thread, from which on several threads are faster."""
+    """Duration of a batch with one thread above which several threads are faster."""
     min_int8_speedup: float = 1.2
-    """The log recommends int8 if a linear layer is at least this many times as fast: the rest of the network gains
-    nothing."""
+    """Speedup of a linear layer from which on the log recommends int8: the rest of the network gains nothing."""
     heads_in_graph: bool = False
     """Whether CUDA graphs compute the classifier's head too. Off until a GPU has run it."""
     masks_per_projection: int = 512
-    """Masks that are projected onto the vocabulary together: 512 rows of 30,522 float32 are 60 MB."""
+    """Masks that are projected onto the vocabulary together: 512 rows of 30,522 float32 take 60 MB."""
     speed_text_tokens: int = 32
     """Tokens of each text in the measurement of speed at start-up."""
     speed_batches: tuple[int, ...] = (8, 8, 32, 32, 64, 64, 128, 128)
-    """Texts of each batch of this measurement."""
+    """Number of texts of each batch in this measurement."""
     speed_seconds: float = 0.25
     """Seconds after which this measurement begins no further batch."""
 
@@ -86,16 +85,19 @@ class Launched(NamedTuple):
     """A batch on its way through the device."""
 
     scores: Tensor
-    """On the host; on a GPU, not valid before `copied`."""
+    """Scores on the host; from a GPU, not valid before `copied`."""
     copied: torch.cuda.Event | None
 
 
 class TorchBackend:
-    """Our own models on one device, within an inference process; `ProcessPool` is the `Backend` of the service."""
+    """Our models on one device, within an inference process; `ProcessPool` is the `Backend` of the service."""
 
     def __init__(self, config: BackendConfig, *, one_process_per_thread: bool = False) -> None:
-        """`one_process_per_thread`: on a CPU, this process will be forked, so that there is one for each thread. It
-        then computes a batch with one thread, or with all if the batch is `alone`."""
+        """Prepare a backend.
+
+        `one_process_per_thread`: whether this process will be forked on a CPU, so that there is one process for each
+        thread. It then computes a batch with one thread, or with all if the batch is `alone`.
+        """
         self.info = BackendInfo(config.device, config.dtype, config.threads, max_useful_tokens=POLICY.max_gpu_tokens)
         self._one_process_per_thread = one_process_per_thread
         self._threads_each = 0
@@ -121,7 +123,7 @@ class TorchBackend:
         self._threads_each = info.threads // info.processes
         torch.set_num_threads(self._threads_each)
         if (index := torch.device(info.device).index) is not None:
-            torch.cuda.set_device(index)  # of this thread: streams and graphs go there
+            torch.cuda.set_device(index)  # for this thread's streams and graphs
         wanted, info.dtype = info.dtype, _resolve_dtype(info.dtype, info.device)
         checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
@@ -142,7 +144,7 @@ class TorchBackend:
         info.models = served
 
     def warm_up_alone(self) -> None:
-        """Warm up for batches that are `alone`. After the fork, because forks must not have these threads."""
+        """Warm up for batches that are `alone`. Runs after the fork, because forks must not have these threads."""
         info = self.info
         if info.processes > 1:
             shortest = info.tokens_per_second * POLICY.min_seconds_for_all_threads / info.processes
@@ -152,7 +154,7 @@ class TorchBackend:
         """Begin to compute a batch; a CPU computes it at once.
 
         Raises:
-            OutOfMemoryError: fewer inputs may fit.
+            OutOfMemoryError: the batch does not fit into memory; fewer inputs may.
             BackendDiedError: no further batch can succeed on this device.
         """
         info = self.info
@@ -169,14 +171,14 @@ class TorchBackend:
             return Launched(host, copied)
 
     def collect(self, launched: Launched) -> bytes:
-        """The scores of a batch, once it is computed; see `app.inference.frames`. Raises what `launch` raises."""
+        """Wait for the scores of a batch; see `app.inference.frames`. Raises the errors of `launch`."""
         with _torch_errors():
             if launched.copied is not None:
                 launched.copied.synchronize()
             return launched.scores.numpy().tobytes()
 
     def run(self, batch: Batch) -> bytes:
-        """The scores of a batch from one forward pass. Raises what `launch` raises."""
+        """Compute the scores of a batch in one forward pass. Raises the errors of `launch`."""
         return self.collect(self.launch(batch))
 
     def _compute(self, batch: Batch) -> Tensor:
@@ -193,8 +195,8 @@ class TorchBackend:
         return _pretraining_scores(network, rows, batch)
 
     def _warm_up(self, threads: int, most: int, shortest: int = 1) -> None:
-        """Compute batches of up to `most` tokens, of texts of at least `shortest` tokens, so that oneDNN makes its
-        kernels and takes their memory before the first request."""
+        """Compute batches of up to `most` tokens, so that oneDNN makes its kernels and takes their memory before the
+        first request. Texts have at least `shortest` tokens."""
         until = time.monotonic() + POLICY.warm_up_seconds
         shapes = {
             (network.config.hidden_size, network.config.intermediate_size): network.encoder
@@ -204,14 +206,14 @@ class TorchBackend:
         for network in self._networks.values():
             warm_up_attention(network.encoder, most, shortest)
         numbers = {round_up_to_bucket(number) for number in range(1, most + 1)}
-        for rows in sorted(numbers, reverse=True):  # the largest first: its memory is used again
+        for rows in sorted(numbers, reverse=True):  # the largest first, so that its memory is used again
             for encoder in shapes.values():
                 if time.monotonic() < until:
                     warm_up_linear(encoder, rows)
         torch.set_num_threads(self._threads_each)
 
     def _speed(self, number: int, served: ServedModel) -> float:
-        """Tokens per second of the best of some batches, which grow as long as there is time."""
+        """Tokens per second of the fastest of several batches, which grow as long as there is time."""
         length = min(POLICY.speed_text_tokens, served.config.max_position_embeddings)
         best, began = 0.0, time.perf_counter()
         for count in POLICY.speed_batches:
@@ -223,7 +225,7 @@ class TorchBackend:
         return best
 
     def _check(self, number: int, name: str, served: ServedModel) -> None:
-        """One forward pass per head, so that a checkpoint that computes no numbers fails at the start."""
+        """Compute one forward pass per head, so that a checkpoint without finite scores fails at start-up."""
         ids = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
         for head in served.heads:
             scores = self.run(_trial(number, head, ids))
@@ -245,8 +247,8 @@ def _trial(encoder: int, head: Head, ids: list[int], count: int = 1) -> Batch:
 
 
 def _packed(batch: Batch) -> tuple[PackedBatch, Tensor]:
-    """The batch with the shortest input first, because neighbours pad alike; and which of its outputs is which of the
-    batch's: (num_outputs,)."""
+    """The batch with the shortest input first, because neighbours share padding. Also the index of each of its outputs
+    in the original batch: (num_outputs,)."""
     lengths, seconds, counts, positions, ids = (
         np.frombuffer(part, np.int32)
         for part in (batch.lengths, batch.seconds, batch.counts, batch.positions, batch.ids)
@@ -269,7 +271,7 @@ def _rows(network: Network, hidden: Tensor) -> Tensor:
 
 def _class_scores(rows: Tensor, parts: Sequence[PartOfBatch]) -> Tensor:
     """A row for each input: (inputs, 2 * labels) -> (inputs, labels)."""
-    logits, scores = rows.chunk(2, dim=-1)  # of a copy: `rows` was indexed
+    logits, scores = rows.chunk(2, dim=-1)  # views of a copy, because `rows` was indexed
     first = 0
     for part in parts:
         if part.kind is Kind.LOGITS:
@@ -279,7 +281,7 @@ def _class_scores(rows: Tensor, parts: Sequence[PartOfBatch]) -> Tensor:
 
 
 def _pretraining_scores(network: BertForPreTraining, hidden: Tensor, batch: Batch) -> Tensor:
-    """hidden (num_outputs, hidden) holds each input's rows: its masks', or the one of [CLS]."""
+    """Scores of all parts. hidden (num_outputs, hidden) has the rows of each input: its masks', or [CLS]'s."""
     edges = list(accumulate(batch.counts, initial=0))
     found: dict[int, Tensor] = {}
     masked: dict[int, tuple[PartOfBatch, Tensor]] = {}
@@ -298,7 +300,7 @@ def _pretraining_scores(network: BertForPreTraining, hidden: Tensor, batch: Batc
 
 
 def _words(network: BertForPreTraining, parts: Sequence[tuple[PartOfBatch, Tensor]]) -> list[Tensor]:
-    """For each part and the rows of its masks, (masks, hidden): the scores, then the token ids in the same bits. Masks
+    """The scores, then the token ids in the same bits, for each part and the rows of its masks, (masks, hidden). Masks
     of all parts are projected onto the vocabulary together."""
     scores: list[list[Tensor]] = [[] for _ in parts]
     ids: list[list[Tensor]] = [[] for _ in parts]
@@ -333,7 +335,7 @@ def _torch_errors() -> Iterator[None]:
         torch.cuda.empty_cache()
         raise OutOfMemoryError(str(error)) from error
     except (RuntimeError, MemoryError) as error:
-        # Of DefaultCPUAllocator, of CUDA outside torch's allocator, of Python.
+        # From DefaultCPUAllocator, from CUDA outside torch's allocator, from Python.
         lacks = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
         if isinstance(error, MemoryError) or any(words in str(error) for words in lacks):
             raise OutOfMemoryError(str(error)) from error
@@ -365,7 +367,7 @@ def _describe(checkpoint: Checkpoint) -> ServedModel:
 
 
 def _sha256_of_weights(directory: Path) -> str:
-    """SHA-256 of `model.safetensors`, or else of all `*.safetensors` in the order of their names."""
+    """SHA-256 of `model.safetensors`, or of all `*.safetensors` in the order of their names."""
     single, digest = directory / "model.safetensors", hashlib.sha256()
     for path in [single] if single.exists() else sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -374,7 +376,8 @@ def _sha256_of_weights(directory: Path) -> str:
 
 
 def _place(network: Network, device: str, dtype: str, threads: tuple[int, ...]) -> Network:
-    """The encoder in `dtype`, the heads in float32: bfloat16 logits would tie where scores differ by 5%.
+    """Move the encoder to the device in `dtype`, and the heads in float32: in bfloat16, logits of scores that differ by
+    5% would be equal.
 
     In int8, the encoder's linear layers are quantized, and the rest stays in float32.
     """
@@ -385,7 +388,7 @@ def _place(network: Network, device: str, dtype: str, threads: tuple[int, ...]) 
     nn.Module.requires_grad_(network, False)
     network.to(device)
     if device == "cpu":
-        for parameter in network.encoder.parameters():  # not mapped from a file, which may be replaced
+        for parameter in network.encoder.parameters():  # copied, because the mapped file may be replaced
             parameter.data = parameter.data.clone()
         if dtype == "int8":
             quantize_encoder(network.encoder)
@@ -396,7 +399,7 @@ def _place(network: Network, device: str, dtype: str, threads: tuple[int, ...]) 
 
 @torch.no_grad()
 def _drop_unused_rows(decoder: nn.Linear, vocab: Sequence[str]) -> None:
-    """Give no probability to output rows without a token: many vocabularies are padded, and some have gaps."""
+    """Give output rows without a token no probability: many vocabularies are padded, and some have gaps."""
     decoder.weight = nn.Parameter(decoder.weight[: len(vocab)].clone(), requires_grad=False)
     decoder.bias = nn.Parameter(decoder.bias[: len(vocab)].clone(), requires_grad=False)
     decoder.bias[[i for i, token in enumerate(vocab) if not token]] = -math.inf
@@ -428,7 +431,7 @@ def _resolve_device(device: str) -> str:
 
 
 def _log_int8_speed(config: BertConfig, wanted: str) -> None:
-    """Log how fast int8 is beside what "auto" chooses. `wanted` is `BERT_DTYPE` as set, one of the two.
+    """Log the speed of int8 beside that of the precision that "auto" chooses. `wanted`: `BERT_DTYPE`, one of the two.
 
     Raises:
         SettingsError: int8 is wanted, and this processor has no exact product of int8.

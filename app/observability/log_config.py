@@ -22,7 +22,7 @@ class JSONFormatter(UTCFormatter):
     """Writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
+        """Format a record as JSON."""
         line = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),
@@ -44,7 +44,7 @@ class TextFormatter(UTCFormatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's own name)
-        """See `logging.Formatter`."""
+        """Format a record's message with its request id."""
         message = super().formatMessage(record)
         request_id = getattr(record, "request_id", None)
         return f"{message} [{request_id}]" if request_id else message
@@ -75,6 +75,6 @@ def log_config(log_format: str, level: str) -> dict[str, Any]:
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {
             "app": {"level": level.upper()},
-            "uvicorn": {"level": "ERROR"},  # `app` logs its own start, end and malformed requests
+            "uvicorn": {"level": "ERROR"},  # `app` logs start, end and malformed requests itself
         },
     }

@@ -25,13 +25,13 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class _InferenceTime(Collector):
-    """What each inference process does with its time."""
+    """Collects the computing and waiting times of each inference process."""
 
     read: Callable[[], Mapping[int, tuple[float, float]]] = dict
-    """Of each process by its number: the seconds that it has computed, and waited."""
+    """Returns the seconds that each process has computed and waited, by its number."""
 
     def collect(self) -> Iterator[Metric]:
-        """See `prometheus_client.registry.Collector`."""
+        """Yield the times as a counter."""
         seconds = CounterMetricFamily(
             "bert_inference_seconds",
             "Time of each inference process: computing a batch, or waiting for one.",
@@ -44,7 +44,7 @@ class _InferenceTime(Collector):
 
 
 class Metrics:
-    """Counters, gauges and histograms. `read_…` takes the function that gives a gauge's value at each collection."""
+    """Counters, gauges and histograms. A `read_…` attribute takes the function that returns a gauge's present value."""
 
     def __init__(self) -> None:
         self.inference_time = _InferenceTime()
@@ -110,12 +110,12 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def answered(self, task: str, status: int, seconds: float) -> None:
-        """Count a task request whose answer was sent, and observe its total time."""
+        """Count a task request after its response was sent, and observe its total time."""
         self._requests_of(task, status).inc()
         self._duration_of(task, status).observe(seconds)
 
     def latency(self, task: str, stages: Mapping[str, float]) -> None:
-        """Observe the seconds of each stage of one answered request."""
+        """Observe the seconds of each stage of a request."""
         for stage, seconds in stages.items():
             self._seconds_of(task, stage).observe(seconds)
 

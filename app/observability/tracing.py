@@ -1,6 +1,6 @@
 """Traces for OpenTelemetry. FastAPI makes one span per request and sends it; this module adds ids and stages.
 
-Traces need the `otel` extra and OpenTelemetry's own variables, at least OTEL_EXPORTER_OTLP_ENDPOINT. Without them no
+Traces need the `otel` extra and OpenTelemetry's own variables, at least OTEL_EXPORTER_OTLP_ENDPOINT. Without these, no
 spans are made.
 """
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def config() -> TelemetryConfig:
-    """What FastAPI records, and whether it sends it as the environment says."""
+    """FastAPI's telemetry settings: which spans it records, and whether it sends them as the environment says."""
     return TelemetryConfig(
         auto_configure=_is_installed(),
         metrics=False,  # they are in /metrics
@@ -39,7 +39,7 @@ def _is_installed() -> bool:
 
 
 def enabled() -> bool:
-    """Whether spans are recorded. Known once the app has started."""
+    """Whether spans are recorded; known once the app has started."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
@@ -52,7 +52,7 @@ def note_request(request_id: str, query: bytes) -> None:
 
 
 def note_stages(stages: Mapping[str, float]) -> None:
-    """Add a child span per stage, given its seconds by name. The stages follow each other; the last one ends now."""
+    """Add a child span per stage, given its seconds by name. Stages are consecutive, and the last one ends now."""
     if not trace.get_current_span().is_recording():
         return
     tracer = trace.get_tracer("bert-service")

@@ -18,8 +18,8 @@ from app.server.freed_memory import FreedMemory
 logger = logging.getLogger(__name__)
 
 _GC_THRESHOLD = 10_000
-"""New objects after which Python collects garbage. CPython's default of 700 took 5% of the time in an overload,
-because each collection looks at every request that waits."""
+"""Number of new objects after which Python collects garbage. CPython's default of 700 took 5% of the time in an
+overload, because each collection visits every waiting request."""
 _BROKEN_SECONDS = 5.0
 """Seconds to keep answering 503 before exiting: Docker restarts exited containers, not unhealthy ones."""
 
@@ -27,9 +27,9 @@ _BROKEN_SECONDS = 5.0
 class DrainingServer(uvicorn.Server):
     """Uvicorn that, on SIGTERM, keeps listening until the accepted requests are answered.
 
-    The port stays open, so that a load balancer sees readiness turn 503 and a late request gets 503 instead
-    of a refused connection (uvicorn issue 2414). Uvicorn would also raise the signal again at the end, and so exit
-    with a code that says "killed".
+    The port stays open, so that a load balancer sees readiness turn 503, and a late request gets 503 instead of a
+    refused connection (uvicorn issue 2414). Uvicorn itself would raise the signal again at the end, and so exit with a
+    code that means "killed".
     """
 
     def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, drain_seconds: float) -> None:
@@ -41,21 +41,21 @@ class DrainingServer(uvicorn.Server):
         """The signal that ends the service."""
         self._tick_saw_signal = False
         self._accepted: set[asyncio.Task[None]] = set()
-        """While draining: the requests that are still answered."""
+        """While draining: the accepted requests without a complete response."""
         self._broken_since: float | None = None
         self._freed_memory = FreedMemory()
         self._reload_requested = asyncio.Event()
         self._reloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and to reload on SIGHUP."""
+        """Start to serve, and to reload on SIGHUP."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_requested.set)
         self._reloading = asyncio.create_task(self._reload_on_request())
         await super().startup(sockets)
 
     async def _reload_on_request(self) -> None:
-        """Reload after each signal. Signals that come during a reload are one more reload, because the files may have
-        changed since it began."""
+        """Reload after each signal. Signals that arrive during a reload cause one more reload, because the files may
+        have changed since it began."""
         await self.lifecycle.startup_finished.wait()
         _freeze_objects()
         gc.set_threshold(_GC_THRESHOLD)
@@ -82,7 +82,7 @@ class DrainingServer(uvicorn.Server):
         self.lifecycle.advance(State.DRAINING)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called every 0.1 s. Returns whether the server ends."""
+        """Check the state; called every 0.1 s. Returns whether the server ends."""
         self.config.app.service.metrics.connections(len(self.server_state.connections))  # type: ignore[union-attr]
         self._freed_memory.give_back_after_growth()
         if self.lifecycle.failure is not None and self._has_answered_503_long_enough():
@@ -118,27 +118,27 @@ class DrainingServer(uvicorn.Server):
         return True
 
     def _has_answered_503_long_enough(self) -> bool:
-        """Whether the service has been broken for `_BROKEN_SECONDS`; true at once if the models never loaded."""
+        """Whether the service has been broken for `_BROKEN_SECONDS`. True at once if the models never loaded."""
         now = time.monotonic()
         self._broken_since = self._broken_since or now
         return not self.lifecycle.has_loaded or now - self._broken_since > _BROKEN_SECONDS
 
     def _is_answering(self) -> bool:
-        """Whether an accepted request is not answered yet, or an answer is not sent yet."""
+        """Whether an accepted request has no complete response, or a response is not sent completely."""
         return not all(task.done() for task in self._accepted) or any(
             connection.transport.get_write_buffer_size() for connection in self.server_state.connections
         )
 
 
 def _freeze_objects() -> None:
-    """Exclude all present objects from full collections: each visited all of them, and requests waited 0.2 s.
+    """Exclude all present objects from full collections, because each visited all of them, and requests waited 0.2 s.
 
-    Collect first, because frozen garbage, and with it the old weights, would never be freed.
+    Garbage is collected first: once frozen, it would never be freed, nor would the old weights that it refers to.
     """
     gc.collect()
     gc.freeze()
 
 
 def _keep_uvicorn_quiet() -> None:
-    """It logs an error for each task that is cut off."""
+    """Silence uvicorn's log, which has an error for each task that is cut off."""
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

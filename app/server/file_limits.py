@@ -7,20 +7,20 @@ from contextlib import suppress
 
 _ENOUGH_FILES = 65_536
 _OWN_FILES = 128
-"""Room for log, weights, listening sockets, and connections to the inference processes, also during a reload."""
+"""Reserve for log, weights, listening sockets, and connections to the inference processes, also during a reload."""
 
 
 def raise_limit() -> None:
-    """Raise the soft limit of open files, and so of connections, to the hard one; 65,536 at most."""
+    """Raise the soft limit of open files, and so of connections, to the hard one, but to 65,536 at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # macOS has a lower limit besides
+        with suppress(ValueError, OSError):  # macOS has another, lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def max_connections(wanted: int, spare: int) -> int:
-    """How many connections may be open, so that the soft limit of open files has room for `spare` more and for the
-    service's own files. At least 1."""
+    """Number of connections for which the soft limit of open files suffices, at least 1. It leaves room for `spare`
+    more, and for the service's own files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else max(min(wanted, soft - _OWN_FILES - spare), 1)

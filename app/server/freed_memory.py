@@ -9,30 +9,30 @@ from contextlib import suppress
 from pathlib import Path
 
 _GROWTH_BYTES = 128 * 1024 * 1024
-"""Growth from which on memory is given back: that takes some 10 ms on the event loop."""
+"""Growth above which memory is given back, which takes about 10 ms on the event loop."""
 _PAUSE_SECONDS = 5.0
-"""Between two looks at the memory."""
+"""Pause between two checks of the memory."""
 
 
 class FreedMemory:
-    """Gives freed memory back to the system. Glibc keeps it where objects that are in use lie behind it. A process that
+    """Gives freed memory back to the system. Glibc keeps it if objects that are in use lie behind it. A process that
     keeps a gigabyte may be killed by its memory limit at the next burst or reload."""
 
     def __init__(self) -> None:
         self._baseline = resident_bytes()
-        """Memory in bytes from which growth is measured: that of the start, or after `give_back`.
-        `give_back_after_growth` never raises it."""
+        """Memory in bytes from which growth is measured: at the start, or after `give_back`. `give_back_after_growth`
+        never raises it."""
         self._next_look = 0.0
 
     def give_back_after_growth(self) -> None:
-        """Called often; looks every few seconds."""
+        """Give memory back if it has grown. Called often, but checks only every few seconds."""
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + _PAUSE_SECONDS
         baseline = self._baseline
         if resident_bytes() > baseline + _GROWTH_BYTES:
             self.give_back()
-            self._baseline = min(self._baseline, baseline)  # what is in use now may be freed before the next look
+            self._baseline = min(self._baseline, baseline)  # memory in use now may be freed before the next check
 
     def give_back(self) -> None:
         """Give all freed memory back. Other C libraries have no `malloc_trim`."""
@@ -42,7 +42,7 @@ class FreedMemory:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system has no `/proc`."""
+    """Memory of this process; 0 on systems without `/proc`."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0

@@ -1,4 +1,4 @@
-"""Serve in this process: listen, make the app, and end with an exit code that says why."""
+"""Serves in this process: listens, makes the app, and ends with an exit code that gives the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""uvicorn's httptools protocol plus read and write timeouts, limits on the head and on pipelined requests, and early
+"""uvicorn's httptools protocol with read and write timeouts, limits on the request head and on pipelining, and early
 refusals."""
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
 
 MAX_HEAD_BYTES = 64 * 1024
 MIN_WRITTEN_BYTES = 64 * 1024
-"""Bytes of an answer that must be written within the request timeout: the caller has to read."""
+"""Bytes of a response that must be written within the request timeout, because the caller has to read."""
 MAX_UNREAD_BYTES = 128 * 1024 * 1024
-"""Of answers on all connections that their callers have not read. The connection whose answer is one too many is
-closed."""
+"""Limit on unread response bytes of all connections. A connection whose response exceeds it is closed."""
 MIN_TIMEOUT_SECONDS = 1.0
-"""A shorter request timeout bounds the request, not the time to send its head or to read the answer."""
+"""Minimum time for the request head and for reading the response; a shorter request timeout bounds only the request."""
 MAX_HEADERS = 200
-"""Of a request: an empty one takes a hundred times its bytes in memory."""
+"""Maximum headers of a request, because an empty one takes a hundred times its bytes in memory."""
 MAX_PIPELINED = 100
-"""Requests of one connection that may wait for the answers to earlier ones."""
+"""Maximum requests of one connection that wait for the responses to earlier ones."""
 
 SPARE_CONNECTIONS = 64
-"""Above the limit, for health and metrics. A connection beyond them is closed at once."""
+"""Connections above the limit, for health and metrics. Further ones are closed at once."""
 MAX_IDLE_SURPLUS_SECONDS = 5
 """Seconds until an idle connection above the limit is closed."""
 
@@ -40,19 +39,19 @@ _ANSWERED_CYCLE: Any = SimpleNamespace(response_started=True, response_complete=
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Bounds what one connection can hold, because uvicorn has no such timeouts (uvicorn issue 157).
+    """uvicorn's protocol with bounds on each connection, because uvicorn has no such timeouts (uvicorn issue 157).
 
     The connection is closed if
 
-    - a head is larger than `MAX_HEAD_BYTES` or `MAX_HEADERS`, or takes longer than the request timeout;
+    - a request head is larger than `MAX_HEAD_BYTES` or `MAX_HEADERS`, or takes longer than the request timeout;
     - the rest of a body takes longer than that, after its request was answered;
-    - less than `MIN_WRITTEN_BYTES` of an answer can be written within that time, because the caller does not read;
-    - the answers that callers do not read exceed `MAX_UNREAD_BYTES` with this one;
+    - less than `MIN_WRITTEN_BYTES` of a response can be written within that time, because the caller does not read;
+    - the unread responses of all connections exceed `MAX_UNREAD_BYTES` with this one;
     - more than `MAX_PIPELINED` requests wait for earlier ones;
     - it is more than `SPARE_CONNECTIONS` above the limit of connections.
 
-    On a connection above the limit, the app refuses tasks, and the connection closes after its first answer. The
-    request's own deadline bounds a body that the app reads (`app.http.handle`).
+    On a connection above the limit, the app refuses tasks, and the connection closes after its first response. A body
+    that the app reads is bounded by the request's deadline (`app.http.handle`).
     """
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
@@ -64,30 +63,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timeout = max(timeout_ms / 1000, MIN_TIMEOUT_SECONDS)
         self._max_connections = file_limits.max_connections(self._service.settings.max_connections, SPARE_CONNECTIONS)
         self._is_surplus = False
-        """Whether it is one more connection than the limit."""
+        """Whether the connection is above the limit."""
         self.unread = 0
-        """Bytes of an answer that were left when its caller began to read more slowly than they are written; 0 once it
+        """Bytes of a response that were left when its caller began to read more slowly than they are written; 0 once it
         has read them."""
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._running_cycle: RequestResponseCycle | None = None
-        """The request that the app answers now; uvicorn's `cycle` is the last one that was received."""
+        """The request that the app processes now; uvicorn's `cycle` is the last one that was received."""
         self._upgrades = UpgradeFilter()
         self._head_bytes = 0
-        """Received bytes of a head that is incomplete."""
+        """Received bytes of an incomplete request head."""
         self._in_head = True
         self._in_request = False
         self._raw_body = False
         self._ignore_input = False
-        """The connection closes after the answers to the requests so far: what comes next is not a request, or the rest
-        of an unread body."""
+        """Whether further input is ignored and the connection closes after the responses so far. The input is not a
+        request, or is the rest of an unread body."""
         self._draining_input = False
-        """All answers are written, and only what the caller still sends is waited for; see `_close_when_answered`."""
+        """Whether all responses are written, and the caller may still send; see `_close_when_answered`."""
         self._cycle_transport: Any = None
-        """What uvicorn's cycles write to."""
+        """The transport of uvicorn's cycles."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
+        """Apply the limits of connections, and start the keep-alive timer."""
         super().connection_made(transport)
         surplus = len(self.connections) - self._max_connections
         if surplus > SPARE_CONNECTIONS:
@@ -102,12 +101,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._keep_alive()  # a proxy may open a connection before it has a request for it
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Stop the timers, and notify the running request."""
         self._stop_read_timeout()
         self._stop_write_timeout()
         self._unset_keepalive_if_required()  # the timer would keep this object until it fires
         self.pipeline.clear()
-        if self._running_cycle is not None:  # uvicorn tells only the last request
+        if self._running_cycle is not None:  # uvicorn notifies only the last request
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()
         super().connection_lost(exc)
@@ -115,7 +114,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle = self._running_cycle = self._cycle_transport = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Pass received bytes to the parser, within the limits."""
         if self._ignore_input:
             return
         unfinished = 0
@@ -139,11 +138,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._keep_alive()  # uvicorn stopped the timer at the first byte, but no request began
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's message is not used)
-        """Called by uvicorn for bytes that are no HTTP, and after an error of `on_header`."""
+        """Reject bytes that are not HTTP. Called by uvicorn, also after an error of `on_header`."""
         self._reject(431 if self._in_head and len(self.headers) >= MAX_HEADERS else 400)
 
     def pause_writing(self) -> None:
-        """The caller reads its answer more slowly than it is written."""
+        """Start the write timeout: the caller reads its response more slowly than it is written."""
         super().pause_writing()
         self._start_write_timeout()
         self.unread = self.transport.get_write_buffer_size()
@@ -151,33 +150,33 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def resume_writing(self) -> None:
-        """The caller has read nearly all of it."""
+        """Stop the write timeout: the caller has read nearly all of its response."""
         super().resume_writing()
         self.unread = 0
         if not self._is_closing():
             self._stop_write_timeout()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection; one whose answer is still being read is not idle."""
+        """Close an idle connection, unless a response is still being read."""
         if self._write_timer is not None:
             self._keep_alive()
         else:
             self._close_at_once()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Note the first byte of a request."""
         super().on_message_begin()
         self._in_head = self._in_request = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of the head; trailers are dropped, because there may be any number of them."""
+        """Add a header of the request head. Trailers are dropped, because their number is not limited."""
         if self._in_head:
             if len(self.headers) >= MAX_HEADERS:
                 raise ValueError("too many headers")
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
+        """Refuse the request, or pass it to the app."""
         self._in_head = False
         self._raw_body = any(name in RAW_BODY_HEADERS for name, _ in self.headers)
         self._stop_read_timeout()
@@ -203,13 +202,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
-        """The body is complete."""
+        """Note the end of the body."""
         self._in_request = False
         self._stop_read_timeout()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Called by the request's task."""
+        """Start the next request, or a timeout for the rest of the body. Called by the request's task."""
         super().on_response_complete()
         if self._ignore_input and not self.pipeline:
             self._unset_keepalive_if_required()
@@ -217,11 +216,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_read_timeout()
 
     def _reject(self, status: int) -> None:
-        """Close the connection, because what came is no HTTP request. Requests that were received completely are
-        answered first."""
+        """Close the connection, because the input is not an HTTP request. Completely received requests are answered
+        first."""
         cycle: RequestResponseCycle | None = self.cycle
         in_body = self._in_request and not self._in_head
-        if in_body:  # its request gets no answer, unless it was answered before
+        if in_body:  # its request gets no response, unless it already has one
             if self.pipeline:
                 self.pipeline.popleft()
                 cycle = self.pipeline[0][0] if self.pipeline else self._running_cycle
@@ -244,7 +243,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
 
     def _can_refuse(self) -> bool:
-        """Whether this request can be answered here, before the app sees it."""
+        """Whether this request can be refused here, before the app sees it."""
         return (
             not self._app_sees_refusals
             and not self._is_surplus
@@ -252,12 +251,12 @@ class BoundedProtocol(HttpToolsProtocol):
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()
             and (self.cycle is None or self.cycle.response_complete)
-            and self.timeout_keep_alive_task is None  # one per packet: thousands would block the event loop
+            and self.timeout_keep_alive_task is None  # only one per packet: thousands would block the event loop
             and not self.flow.write_paused
         )
 
     def _is_idle(self) -> bool:
-        """Whether all requests are answered and none has begun."""
+        """Whether all requests have responses and none has begun."""
         answered = self.cycle is not None and self.cycle.response_complete
         return answered and not self._in_request and not self.transport.is_closing()
 
@@ -265,17 +264,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _close_at_once(self) -> None:
-        """Close, and drop what the caller has not read."""
+        """Close the connection, and drop unread responses."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             self.transport.close()
 
     def _close_when_answered(self) -> None:
-        """Close after the caller has read the answer; uvicorn has no timeout for a connection that is closing.
+        """Close after the caller has read the response; uvicorn has no timeout for a connection that is closing.
 
-        If the caller still sends, close our side only, and drop what it sends until it closes or the read timeout ends:
-        closing with unread input resets the connection, and the answer is lost.
+        If the caller still sends, close only our side, and drop its input until it closes or the read timeout ends.
+        Closing with unread input resets the connection, and the response is lost.
         """
         if self._is_closing():
             return
@@ -317,7 +316,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._read_timer = None
         if (
             self._draining_input and self._write_timer is not None
-        ):  # which closes if the caller does not read its answer
+        ):  # the write timeout closes it if the caller does not read
             self._start_read_timeout()
         else:
             self._close_at_once()

@@ -1,6 +1,6 @@
-"""The tasks: one file and one line of the table for each.
+"""The table of tasks, which has one file and one line for each.
 
-`/predict` and `/tokenize` belong to the first that takes texts and pairs.
+`/predict` and `/tokenize` belong to the first task that takes texts and pairs.
 """
 
 from app.tasks.fill_mask import FILL_MASK

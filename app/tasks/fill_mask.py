@@ -58,9 +58,9 @@ class TokenPrediction(TypedDict):
     score: float
     """Its probability over the whole vocabulary."""
     token: int
-    """Its number in the vocabulary."""
+    """Its index in the vocabulary."""
     token_str: str
-    """As the vocabulary writes it. A piece that joins the word before it begins with `##`."""
+    """Spelling in the vocabulary. A piece that joins the word before it begins with `##`."""
     sequence: str
     """The text with this one mask replaced."""
 
@@ -76,7 +76,7 @@ class Mask(TypedDict):
 
 @described
 class FillMaskResult(Reading):
-    """The answer to a text."""
+    """The result of a text."""
 
     masks: list[Mask]
     """One entry per `[MASK]`, in order."""
@@ -87,7 +87,7 @@ class FillMaskResponse(TypedDict):
     """One result per input, in the order of the inputs."""
 
     model: str
-    """The checkpoint that answered."""
+    """The checkpoint that computed the results."""
     results: list[FillMaskResult]
 
 
@@ -99,7 +99,8 @@ def fill_mask_question(
     targets: Sequence[str] = (),
     truncate: bool = False,
 ) -> FillMaskQuestion:
-    """See `Task.question`. Raises InvalidInputError: a target is not a single token of the vocabulary."""
+    """Make the question from a request. Raises InvalidInputError if a target is not a single token of the
+    vocabulary."""
     ids = _target_ids(served, targets)
     words = len(ids) or served.tokenizer.vocab_size
     return FillMaskQuestion(inputs, served, ids, min(top_k or len(ids) or DEFAULT_TOP_K, words), truncate)
@@ -107,7 +108,7 @@ def fill_mask_question(
 
 @dataclass(slots=True)
 class FillMaskQuestion(Question):
-    """See `fill_mask_question`."""
+    """The words for the masks of texts; see `fill_mask_question`."""
 
     inputs: Sequence[Input]
     served: ServedModel
@@ -117,7 +118,7 @@ class FillMaskQuestion(Question):
     split_advice = "lower top_k, or send fewer masks or fewer or shorter texts"
 
     def encode(self, given: Input) -> Encoding:
-        """See `Question.encode`. A text without a mask has no answer, also if truncation removed the mask."""
+        """Tokenize a text. Raises NoMaskError if it has no mask, or if truncation removed one."""
         encoding = self.served.tokenizer.encode(
             str(given),
             max_length=self.served.config.max_position_embeddings,
@@ -131,13 +132,13 @@ class FillMaskQuestion(Question):
         return encoding
 
     def query(self, encodings: list[Encoding]) -> Query:
-        """See `Question.query`."""
+        """Ask for the words at the masks."""
         mask_id = self.served.tokenizer.mask_id
         masks = [tuple(i for i, token in enumerate(one.ids) if token == mask_id) for one in encodings]
         return Query(Kind.WORDS, encodings, masks=masks, top_k=self.top_k, targets=self.targets)
 
     def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[FillMaskResult]:
-        """See `Question.results`."""
+        """The predictions for each mask of each text."""
         results: list[FillMaskResult] = []
         for text, encoding, positions, words in zip(self.inputs, query.encodings, query.masks, outputs, strict=True):
             assert isinstance(words, Words)
@@ -152,7 +153,7 @@ class FillMaskQuestion(Question):
         return results
 
     def response_bytes(self, query: Query) -> int:
-        """See `Question.response_bytes`. The text is repeated for each prediction."""
+        """Estimate the bytes of the response, which repeats the text for each prediction."""
         return self.top_k * sum(
             (len(to_json(text)) + PREDICTION_BYTES) * len(positions)
             for text, positions in zip(self.inputs, query.masks, strict=True)
@@ -190,8 +191,8 @@ def _target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
 
 
 def fill(text: str, span: tuple[int, int], token: str) -> str:
-    """A text with the mask at `span` replaced by a token; a `##` piece joins the word before it. The white space in
-    the span, which some checkpoints count as a part of the mask, stays.
+    """A text with the mask at `span` replaced by a token. A `##` piece joins the word before it. White space in the
+    span, which some checkpoints count as a part of the mask, stays.
 
     >>> fill("I was walk [MASK] home", (11, 17), "##ing")
     'I was walking home'

@@ -18,7 +18,7 @@ from model.tokenizer import Encoding
 
 
 class LabelPrediction(TypedDict):
-    """A label and its score: a probability; the number, of a regression; a logit, if raw scores were asked for."""
+    """A label and its score: a probability, the number of a regression, or a logit if raw scores were asked for."""
 
     label: str
     score: float
@@ -26,7 +26,7 @@ class LabelPrediction(TypedDict):
 
 @described
 class LabelResult(Reading):
-    """The answer to a text or pair."""
+    """The result of a text or pair."""
 
     predictions: list[LabelPrediction]
     """Most likely first."""
@@ -37,7 +37,7 @@ class LabelResponse(TypedDict):
     """One result per input, in the order of the inputs."""
 
     model: str
-    """The checkpoint that answered."""
+    """The checkpoint that computed the results."""
     results: list[LabelResult]
 
 
@@ -57,13 +57,13 @@ def label_question(
     truncation: str | None = None,
     function_to_apply: str | None = None,
 ) -> LabelQuestion:
-    """See `Task.question`.
+    """Make the question from a request.
 
     Args:
-        labels: by default the checkpoint's own.
-        top_k: labels to return; by default all.
-        truncation: see `Tokenizer.encode`; by default the checkpoint's own.
-        function_to_apply: `none` for logits as scores, or what the checkpoint computes its scores with.
+        labels: labels of the task; by default the checkpoint's.
+        top_k: number of labels to return; by default all.
+        truncation: see `Tokenizer.encode`; by default the checkpoint's.
+        function_to_apply: `none` for logits as scores, or the checkpoint's own score function.
     """
     computed = served.config.score_function
     if function_to_apply not in (None, "none", computed):
@@ -84,7 +84,7 @@ def label_question(
 
 @dataclass(slots=True)
 class LabelQuestion(Question):
-    """See `label_question`."""
+    """The labels of texts or pairs; see `label_question`."""
 
     inputs: Sequence[Input]
     served: ServedModel
@@ -96,7 +96,7 @@ class LabelQuestion(Question):
     split_advice = "lower top_k, or send fewer texts"
 
     def encode(self, given: Input) -> Encoding:
-        """See `Question.encode`."""
+        """Tokenize a text or pair."""
         text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
         return self.served.tokenizer.encode(
             text,
@@ -108,11 +108,11 @@ class LabelQuestion(Question):
         )
 
     def query(self, encodings: list[Encoding]) -> Query:
-        """See `Question.query`."""
+        """Ask for the scores or logits of the labels."""
         return Query(self.kind, encodings, len(self.labels))
 
     def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[LabelResult]:
-        """See `Question.results`."""
+        """The labels of each input, highest score first."""
         by_score: Any = itemgetter(1)
         unk_id = self.served.tokenizer.unk_id
         results: list[LabelResult] = []
@@ -123,6 +123,6 @@ class LabelQuestion(Question):
         return results
 
     def response_bytes(self, query: Query) -> int:
-        """See `Question.response_bytes`."""
+        """Estimate the bytes of the response from the number of labels."""
         longest = max(len(label.encode()) for label in self.labels)
         return len(query.encodings) * len(self.labels[: self.top_k]) * (PREDICTION_BYTES + longest)

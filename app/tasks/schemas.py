@@ -32,24 +32,24 @@ MAX_TOP_K = 100
 T = TypeVar("T")
 
 described = with_config(use_attribute_docstrings=True)
-"""Decorates a TypedDict whose docstrings of fields are in the OpenAPI document."""
+"""Decorates a TypedDict whose field docstrings are in the OpenAPI document."""
 
 
 @described
 class Reading(TypedDict):
-    """What the model has read of an input."""
+    """How the model has read an input."""
 
     tokens: int
     """Tokens that the model has read, special tokens included."""
     truncated: bool
     """Whether the text was cut to the model's limit."""
     unknown_tokens: NotRequired[int]
-    """Only there if most of the text is unknown: the number of its tokens that are `[UNK]`, because the vocabulary does
-    not have the word or its letters. The result says little about such a text."""
+    """Number of tokens that are `[UNK]`, because the vocabulary lacks the word or its letters. Only present if most of
+    the text is unknown; then the result says little about it."""
 
 
 UNION_TAGS = frozenset({"one", "many", "string", "pair"})
-"""Branches of unions. pydantic adds them to the paths of errors, where they mean nothing to callers."""
+"""Tags of union branches. pydantic adds them to the paths of errors, where they mean nothing to callers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class TextPair:
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012 (pydantic needs a dict)
 
     text: str
-    """The first text; of a review, its title."""
+    """The first text; for a review, its title."""
     text_pair: str
-    """The second text; of a review, its body."""
+    """The second text; for a review, its body."""
 
 
 Input = str | TextPair
@@ -91,7 +91,7 @@ def with_examples(*examples: dict[str, Any]) -> ConfigDict:
 
 
 def _name_invalid_items(items: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a list with `fail_fast`, and go on behind the first invalid item, up to MAX_FAULTS of them. Without
+    """Validate a list with `fail_fast`, and continue after each invalid item, up to MAX_FAULTS of them. Without
     `fail_fast`, naming 65,536 items takes 0.2 s."""
     faults: list[InitErrorDetails] = []
     start = 0
@@ -125,7 +125,7 @@ _Text = Annotated[str, Tag("string")]
 _Pair = Annotated[TextPair, Tag("pair")]
 TextOrPair = TypeAliasType("TextOrPair", Annotated[_Text | _Pair, Discriminator(_string_or_pair)])
 TextsOrPairs = Annotated[_Text | _Pair | Many[TextOrPair], Discriminator(_string_or_pair_or_many)]
-"""A flat union: of nested ones, generated clients choose the wrong branch."""
+"""A flat union, because generated clients choose the wrong branch of nested ones."""
 Truncate = Annotated[
     StrictBool | None,
     Field(description="Cut an input that is longer than the model's limit instead of refusing it. Default: false."),
@@ -147,5 +147,5 @@ def given(parameters: Parameters | None) -> dict[str, Any]:
 
 
 def as_list(inputs: T | list[T]) -> list[T]:
-    """A list of the inputs, also of a single one."""
+    """The inputs as a list, even if there is only one."""
     return inputs if isinstance(inputs, list) else [inputs]

@@ -1,4 +1,4 @@
-"""What a task is: what it asks, and how a request's texts become arrays and its outputs become results.
+"""The interface of a task: its parameters, and how texts become arrays and outputs become results.
 
 `app.tasks.TASKS` is the table of all tasks. Routes, admission, metrics, the OpenAPI document, the protocols of other
 clients and the playground are made from it.
@@ -22,39 +22,39 @@ from model.tokenizer import Encoding
 PREDICTION_BYTES = 100
 """Estimated bytes of a prediction's or token's JSON, beside the text that it repeats."""
 _CHARACTERS_PER_TOKEN = 4
-"""A low estimate of tokens, for the room that a text gets before it is tokenized."""
+"""A low estimate, for reserving room before a text is tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A path that answers a task, and its place in the OpenAPI document."""
+    """A path of a task, and its place in the OpenAPI document."""
 
     path: str
     summary: str
     example: dict[str, Any]
-    """A response."""
+    """An example response."""
 
 
 class Question(ABC):
-    """The inputs of one request and what is asked about them: pure functions from texts to results."""
+    """The inputs of one request with its parameters: pure functions from texts to results."""
 
     inputs: Sequence[Input]
     split_advice: str
-    """How a request gets a smaller answer."""
+    """Advice for a request whose response is too large."""
     needs_model = True
-    """Whether a model computes something; else the tokens are the answer."""
+    """Whether a model computes something; if not, the tokens are the output."""
 
     @abstractmethod
     def encode(self, given: Input) -> Encoding:
-        """Tokenize an input. Raises `model.errors.TextError`: it has no answer."""
+        """Tokenize an input. Raises `model.errors.TextError` if it cannot have a result."""
 
     @abstractmethod
     def query(self, encodings: list[Encoding]) -> Query:
-        """What is asked of the model."""
+        """Make the query for the model."""
 
     @abstractmethod
     def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[Any]:
-        """A result for each input, as JSON has it."""
+        """The result of each input, as JSON has it."""
 
     @abstractmethod
     def response_bytes(self, query: Query) -> int:
@@ -63,28 +63,29 @@ class Question(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a caller can ask of a model."""
+    """A kind of prediction that callers can ask a model for."""
 
     name: str
-    """In the metrics, in `/info`, and as a model of the Open Inference Protocol."""
+    """Its name in the metrics, in `/info`, and as a model of the Open Inference Protocol."""
     description: str
-    """In the OpenAPI document."""
+    """Its description in the OpenAPI document."""
     operations: Sequence[Operation]
     request: type[BaseModel]
     """Schema of a body: `inputs`, and `parameters`, whose names are arguments of `question`."""
     response: Any
     """Type of a response's body."""
     head: Head
-    """What computes it."""
+    """The head that computes it."""
     inputs: Literal["text", "pair", "either"]
     results: Literal["words", "labels"]
-    """The shape of its results, which the protocols know: `question` takes the parameters of `fill_mask_question` or of
-    `label_question`."""
+    """The shape of its results, which adapters of protocols need to know. `question` takes the parameters of
+    `fill_mask_question` or of `label_question`."""
     question: Callable[..., Question]
-    """`question(served, inputs, **parameters)`: what a request asks of a model. Raises InvalidInputError or
-    InvalidRequestError: this model cannot do what a parameter asks for."""
+    """`question(served, inputs, **parameters)` makes the question of a request. Raises InvalidInputError or
+    InvalidRequestError if this model does not support a parameter."""
     hugging_face: str = ""
-    """The method of Hugging Face's clients that asks it, with hyphens. Without one, its name is its path there."""
+    """The method of Hugging Face's clients for this task, with hyphens. Without one, the task's name is its path
+    there."""
 
 
 @dataclass(slots=True)
@@ -94,13 +95,13 @@ class TaskResult:
     model: str
     results: list[Any]
     tokens: int
-    """Of all inputs."""
+    """Tokens of all inputs."""
     stages: dict[str, float]
-    """Where the request's time went, in seconds: `tokenize`, `queue`, `inference`."""
+    """Seconds of each stage of the request: `tokenize`, `queue`, `inference`."""
 
 
 def reading(encoding: Encoding, unk_id: int) -> Reading:
-    """What the model has read of an input."""
+    """How the model has read an input."""
     unknown, tokens = encoding.ids.count(unk_id), len(encoding)
     found: Reading = {"tokens": tokens, "truncated": encoding.truncated}
     if 2 * unknown > tokens - 2:  # [CLS] and [SEP]
@@ -114,15 +115,15 @@ def characters(given: Input) -> int:
 
 
 def estimated_tokens(given: Input, max_length: int) -> int:
-    """A low estimate of the tokens of an input."""
+    """Estimate the tokens of an input; the estimate is low."""
     return min(characters(given) // _CHARACTERS_PER_TOKEN, max_length)
 
 
 def encode_all(question: Question, check_cancelled: Callable[[], None] = lambda: None) -> list[Encoding]:
-    """All inputs of a question tokenized. `check_cancelled` is called after each; it raises once the request has ended.
+    """Tokenize all inputs of a question. `check_cancelled` is called after each; it raises once the request has ended.
 
     Raises:
-        InvalidInputError: names the inputs that have no answer, up to MAX_FAULTS.
+        InvalidInputError: names the inputs that cannot have a result, up to MAX_FAULTS.
     """
     encodings: list[Encoding] = []
     faults: list[tuple[Exception, Loc]] = []
@@ -131,7 +132,7 @@ def encode_all(question: Question, check_cancelled: Callable[[], None] = lambda:
             encodings.append(question.encode(given))
         except TextError as error:
             half: Loc = (error.half,) if isinstance(error, EmptyTextError) and error.half else ()
-            # Without the traceback, which has this frame and so `faults`: a cycle would outlive `gc.freeze`.
+            # Without the traceback, which refers to this frame and so to `faults`: the cycle would outlive `gc.freeze`.
             faults.append((error.with_traceback(None), ("inputs", i, *half)))
             if len(faults) == MAX_FAULTS:
                 break

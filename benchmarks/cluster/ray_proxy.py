@@ -1,7 +1,7 @@
-"""What Ray Serve's proxies cost: `.venv-cluster/bin/python -m benchmarks.cluster.ray_proxy --rounds 2`.
+"""The cost of Ray Serve's proxies: `.venv-cluster/bin/python -m benchmarks.cluster.ray_proxy --rounds 2`.
 
-`bert-serve`, and one replica of the same service behind Ray's Python proxy and behind its HAProxy, one after the other
-on the same cores, which wrk shares with them.
+`bert-serve` is measured, and one replica of the same service behind Ray's Python proxy and behind its HAProxy. They run
+one after the other on the same cores, which wrk shares with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httpx
 from benchmarks import wrk
 
 PATIENCE = 180.0
-"""Seconds until a server must be ready."""
+"""Seconds within which a server must be ready."""
 SENTENCE = "A film that is as long as it is good, and far better than the book that it was made from, they said."
 CONTESTANTS = ("bert-serve", "Ray, HAProxy", "Ray, Python proxy")
 

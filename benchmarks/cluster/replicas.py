@@ -1,13 +1,13 @@
 """Queueing of up to 100 replicas, simulated with measured service times: `python -m benchmarks.cluster.replicas`.
 
-A replica is the service on two cores: HTTP is one stage that takes a fixed time per request; then two processes take
+A replica is the service on two cores. HTTP is one stage that takes a fixed time per request. Then two processes take
 batches from one queue, the next one the moment a process is free. A batch of t tokens takes LAUNCH + t / SPEED. The
-three constants are measured (docs/benchmarks.md, two cores of an AMD EPYC Zen 5). The output begins with what was
-measured there at half load. The model has no load generator on the same cores, so its times are lower: read the ratios
+three constants are measured (docs/benchmarks.md, two cores of an AMD EPYC Zen 5). The output begins with the
+measurement at half load. The model has no load generator on the same cores, so its times are lower: read the ratios
 between its lines.
 
-Requests come at random (Poisson) and are spread over the replicas at random (a Kubernetes Service), in turn (nginx), or
-to the shorter of two random queues (Ray Serve).
+Requests arrive at random (Poisson). They are spread over the replicas at random (a Kubernetes Service), round robin
+(nginx), or to the shorter of two random queues (Ray Serve).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 HTTP_SECONDS = 0.44 / 2124
-"""Of a request in the HTTP process: 0.44 of a core at 2,124 requests/s."""
+"""Time of a request in the HTTP process: 0.44 of a core at 2,124 requests/s."""
 LAUNCH_SECONDS = 0.0009
-"""Of any batch: a lone sentence of 28 tokens takes 1.4 ms, of which 28 tokens at full speed are 0.5 ms."""
+"""Fixed time of a batch: a lone sentence of 28 tokens takes 1.4 ms, of which 28 tokens at full speed are 0.5 ms."""
 TOKENS_PER_SECOND = 2124 * 28 / 2 / (1 - 0.0009 * 2124 / 2 / 13)
-"""Of one process: 2,124 sentences/s of 28 tokens in two processes, in batches of 13, less the launches."""
+"""Speed of one process: 2,124 sentences/s of 28 tokens in two processes, in batches of 13, less the launches."""
 PROCESSES = 2
 BATCH_TOKENS = 2048
 SENTENCE_TOKENS = 28
-"""On average; lengths are drawn from a log-normal distribution whose standard deviation is 0.7."""
+"""Mean tokens of a sentence. Lengths are drawn from a log-normal distribution with a standard deviation of 0.7."""
 CAPACITY = 2124
 """Sentences per second of one replica, as measured over HTTP."""
 
@@ -40,7 +40,7 @@ class Replica:
     """The queue of one replica, and its processes."""
 
     waiting: deque[tuple[float, int, float]] = field(default_factory=deque)
-    """(arrival, tokens, when HTTP has read it) of each request."""
+    """(arrival, tokens, time at which HTTP has read it) of each request."""
     free: int = PROCESSES
     unanswered: int = 0
     http_free_at: float = 0.0
@@ -69,7 +69,8 @@ def simulate(
 
     Args:
         load: Requests per second, as a share of `CAPACITY`, if all were sentences.
-        long_share: Share of requests with a review of 300 tokens; the rate falls so that the tokens stay the same.
+        long_share: Share of requests with a review of 300 tokens; the rate falls so that the number of tokens stays the
+            same.
     """
     rng = np.random.default_rng(seed)
     mean = long_share * 300 + (1 - long_share) * SENTENCE_TOKENS

@@ -1,4 +1,4 @@
-"""Makes every forward pass end at once, for `benchmarks.host`: Python imports this file at its start."""
+"""Makes every forward pass end at once, for `benchmarks.host`. Python imports this file when it starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InstantEncoder:
 
 
 def _zeros(encoder: Any, batch: Any) -> Any:
-    """Hidden states of nothing, (num_outputs, hidden)."""
+    """Hidden states of zeros, (num_outputs, hidden)."""
     rows = batch.total_tokens if batch.outputs is None else len(batch.outputs.index)
     return encoder.embeddings.norm.weight.new_zeros((rows, encoder.config.hidden_size))
 

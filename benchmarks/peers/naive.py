@@ -1,4 +1,4 @@
-"""What a first service looks like: FastAPI around a `transformers` pipeline, one request at a time.
+"""A typical first service: FastAPI around a `transformers` pipeline, one request at a time.
 
 python -m benchmarks.peers.naive <checkpoint> <port> <dtype>
 """
@@ -22,7 +22,7 @@ class Request(BaseModel):
 
 @app.post("/sentiment")
 def sentiment(request: Request) -> list[object]:
-    """In a thread of the pool, as FastAPI runs functions that are not async."""
+    """Classify a text. FastAPI runs functions that are not async in a thread of its pool."""
     return app.state.classify(request.inputs, top_k=None)
 
 

@@ -1,4 +1,4 @@
-"""LitServe as its documentation shows it: a model of `transformers`, dynamic batches of up to 32.
+"""LitServe as in its documentation: a model of `transformers`, with dynamic batches of up to 32.
 
 python -m benchmarks.peers.with_litserve <checkpoint> <port> <dtype> [<workers>]
 """

@@ -1,10 +1,10 @@
-"""Clients of bert-service: typed answers, requests of the right size, retries while the service is busy.
+"""Clients of bert-service: typed results, requests of the right size, retries while the service is busy.
 
 >>> with BertClient("http://127.0.0.1:8000") as client:
 ...     client.sentiment("A good film.").predictions[0].label
 'POSITIVE'
 
-`bert_client.wire` has the shapes of answers. Nothing here imports the service.
+`bert_client.wire` has the shapes of responses. Nothing here imports the service.
 """
 
 from __future__ import annotations

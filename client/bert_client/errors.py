@@ -1,4 +1,4 @@
-"""Every error of this package."""
+"""The errors of this package."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ class BertServiceError(Exception):
 
 
 class ConnectionFailedError(BertServiceError):
-    """The service gave no answer: refused, cut off, too slow, or a variable of the environment cannot be used.
+    """The service did not respond: refused, cut off, too slow, or an environment variable cannot be used.
 
-    `__cause__` is the error behind it, mostly httpx's.
+    `__cause__` is the underlying error, mostly httpx's.
     """
 
 
 class UnexpectedAnswerError(BertServiceError):
-    """The server is not bert-service, or something between replaces its answers."""
+    """The server is not bert-service, or a program between replaces its responses."""
 
 
 class ProblemError(BertServiceError):
-    """The service, or a proxy before it, has refused.
+    """The service, or a proxy in front of it, has refused.
 
     Attributes:
         status: HTTP status.
@@ -29,7 +29,7 @@ class ProblemError(BertServiceError):
             `unexpected_answer` (status 200) for an input of a list or stream whose answer is not the service's.
             If a request has several invalid inputs, all their errors have the code of the first.
         detail: A sentence for people.
-        request_id: Of the request, in the service's log.
+        request_id: Id of the request in the service's log.
         errors: Faults that have a place in the request.
     """
 
@@ -54,12 +54,12 @@ class ProblemError(BertServiceError):
 
     @property
     def ended_process(self) -> bool:
-        """Whether the inference process ended while it computed the request. Some text of this request, or of another
-        in the same batch, may end it again, so the client does not repeat the request."""
+        """Whether the inference process ended while it computed the request. A text of this request, or of another in
+        the same batch, may end it again, so the client does not repeat the request."""
         return self.status == 500 and self.code == "inference_failed" and not self.errors
 
     def by_input(self) -> dict[int, ProblemError]:
-        """An error for each input at fault that is known, by its index."""
+        """An error for each input that is known to be at fault, by its index."""
         faults: dict[int, list[FieldProblem]] = {}
         for fault in self.errors:
             if (index := _input_index(fault)) is not None:
@@ -70,8 +70,8 @@ class ProblemError(BertServiceError):
         }
 
     def at(self, index: int | None) -> ProblemError:
-        """The same problem, for the input at another index; None for an input that is not in a list. One that is not
-        known to be of a single input (`ended_process`) stays as it is."""
+        """A copy of the problem for an input at another index; None for an input that is not in a list. A problem that
+        need not be a single input's (`ended_process`) is unchanged."""
         if self.ended_process:
             return self
         faults = self.errors or (FieldProblem(self.detail, ["inputs"]),)
@@ -84,11 +84,11 @@ class UnauthorizedError(ProblemError):
 
 
 class TooLargeError(ProblemError):
-    """The request has more inputs or bytes, or would have a larger answer, than the service allows."""
+    """The request has more inputs or bytes, or would have a larger response, than the service allows."""
 
 
 class InvalidInputError(ProblemError):
-    """An input has no answer: it is not a text, empty, too long, has no mask, or a target is unknown."""
+    """An input cannot be answered: it is not a text, empty, too long, has no mask, or a target is unknown."""
 
 
 class TooBusyError(ProblemError):
@@ -100,7 +100,7 @@ class UnavailableError(ProblemError):
 
 
 class DeadlineExceededError(ProblemError):
-    """The answer took too long."""
+    """The response took too long."""
 
 
 def _input_index(fault: FieldProblem) -> int | None:

@@ -1,4 +1,4 @@
-"""What the clients return: the service's results, each with the model that computed it."""
+"""The results of the clients: the service's, each with the model that computed it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class Model:
 
     name: str
     sha256: str | None
-    """Of its weights; None if an older service does not tell."""
+    """SHA-256 of its weights; None if an older service does not tell."""
     labels: list[str] | None
-    """None if it has none."""
+    """Labels of a classifier; None for other models."""
     problem_type: str | None
-    """Such as `multi_label_classification`; None if the checkpoint does not tell."""
+    """Problem type, such as `multi_label_classification`; None if the checkpoint does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class FillMaskResult(wire.FillMaskResult):
-    """The answer to a text."""
+    """The result of a text."""
 
     model: str
-    """The checkpoint that answered."""
+    """The checkpoint that computed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelResult(wire.LabelResult):
-    """The answer to a text or pair."""
+    """The result of a text or pair."""
 
     model: str
-    """The checkpoint that answered."""
+    """The checkpoint that computed it."""

@@ -1,4 +1,4 @@
-"""Bodies of answers, or parts of them, as the client reads them. A test compares them with `docs/openapi.json`."""
+"""The response bodies, or parts of them, that the client reads. A test compares them with `docs/openapi.json`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class TokenPrediction:
     score: float
     """Its probability over the whole vocabulary."""
     token: int
-    """Its number in the vocabulary."""
+    """Its index in the vocabulary."""
     token_str: str
-    """As the vocabulary writes it. A piece that joins the word before it begins with `##`."""
+    """Spelling in the vocabulary. A piece that joins the word before it begins with `##`."""
     sequence: str
     """The text with this one mask replaced."""
 
@@ -39,7 +39,7 @@ class LabelPrediction:
 
 @dataclass(frozen=True, slots=True)
 class FillMaskResult:
-    """The answer to a text."""
+    """The result of a text."""
 
     masks: list[Mask]
     """One entry per `[MASK]`, in order."""
@@ -48,12 +48,12 @@ class FillMaskResult:
     truncated: bool
     """Whether the text was cut to the model's limit."""
     unknown_tokens: int = field(default=0, kw_only=True)
-    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Else 0."""
+    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelResult:
-    """The answer to a text or pair."""
+    """The result of a text or pair."""
 
     predictions: list[LabelPrediction]
     """Most likely first."""
@@ -62,19 +62,19 @@ class LabelResult:
     truncated: bool
     """Whether the text was cut to the model's limit."""
     unknown_tokens: int = field(default=0, kw_only=True)
-    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Else 0."""
+    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may carry (beyond it, the answer is 413 or 429), and how long it may take (504)."""
+    """Limits of a request: on its size (beyond it, the response is 413 or 429), and on its time (504)."""
 
     max_batch_tokens: int
-    """Tokens that one forward pass computes together: set, or from the measured speed."""
+    """Tokens of one forward pass: as set, or derived from the measured speed."""
     max_queue_tokens: int
     """Tokens that may wait ahead of a request, its own included, if they can be computed before the deadline."""
     max_client_batch: int
-    """Inputs of one request."""
+    """Maximum number of inputs in one request."""
     max_body_bytes: int
     request_timeout_ms: int
 

@@ -1,4 +1,4 @@
-"""Tables as people have them: CSV, TSV, JSON lines, Parquet and plain lines, compressed or not."""
+"""Reads tables: CSV, TSV, JSON lines, Parquet and plain lines, compressed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cell may be, for texts, labels and groups alike."""
+"""Values of cells, for texts, labels and groups alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bert_tables.missing import is_missing
 
 
 def cell_values(value: Any, name: str) -> list[Any]:
-    """The values of a cell without those that are missing: the elements of a list, or else the cell itself.
+    """The values of a cell, without missing ones: the elements of a list, or else the cell itself.
 
     >>> [cell_values(cell, "label") for cell in ("pos", ["pos"], [25, 14], [], None, [" ", 1])]
     [['pos'], ['pos'], [25, 14], [], [], [1]]
@@ -19,7 +19,7 @@ def cell_values(value: Any, name: str) -> list[Any]:
         name: The column, for messages.
 
     Raises:
-        TableError: a value is an object, a list in a list, bytes, or no finite number.
+        TableError: a value is an object, a list in a list, bytes, or not a finite number.
     """
     values = [item for item in (value if isinstance(value, list) else [value]) if not is_missing(item)]
     for item in values:
@@ -34,14 +34,16 @@ def cell_values(value: Any, name: str) -> list[Any]:
 
 
 def cell_label(value: Any, name: str) -> str | None:
-    """A cell as one label or group, without blanks around it; None if it is missing. Truth values and numbers are
-    spelled as in JSON, but whole numbers without a fraction: pandas writes 1 as 1.0 if another row has no label.
+    """A cell as one label or group, without blanks around it; None if it is missing.
+
+    Truth values and numbers are spelled as in JSON, but whole numbers without a fraction: pandas writes 1 as 1.0 if
+    another row has no label.
 
     >>> [cell_label(cell, "label") for cell in (1.0, 2.5, True, " pos ", ["pos"], float("nan"), [])]
     ['1', '2.5', 'true', 'pos', 'pos', None, None]
 
     Raises:
-        TableError: as `cell_values`, and for a list of several elements.
+        TableError: see `cell_values`; also for a list of several elements.
     """
     values = cell_values(value, name)
     if len(values) > 1:

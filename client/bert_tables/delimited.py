@@ -1,4 +1,4 @@
-"""CSV, TSV and the like: records of cells, each with what is wrong with it."""
+"""Splits CSV, TSV and similar text into records of cells, each with its fault if it has one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from functools import partial
 from bert_tables.dialect import Dialect, reader_options
 
 MAX_RECORD_CHARACTERS = 2**24
-"""A record of several lines with more characters has a quoted cell that never closes. Without this limit, one quotation
-mark would bring the rest of a file into memory."""
+"""Maximum characters of a record of several lines; a longer one has a quoted cell that never closes. Without this
+limit, one quotation mark could bring the rest of a file into memory."""
 
 LONE_RETURN = "\ufdd0"
-"""A noncharacter for a carriage return that is a part of a cell: `csv` ends a row at a carriage return."""
+"""A noncharacter for a carriage return within a cell, because `csv` ends a row at a carriage return."""
 
 LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -30,7 +30,7 @@ class Record:
     cells: list[str]
     """Empty for a blank line."""
     lines: int
-    """Number of lines of the file that it takes up."""
+    """Number of lines of the file that it occupies."""
     fault: str | None = None
 
 
@@ -39,7 +39,7 @@ def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterato
     after that mark.
 
     Args:
-        skipped: Lines of the file before these.
+        skipped: Number of lines of the file before these.
     """
     options = reader_options(dialect)
     if dialect.escape:
@@ -65,10 +65,11 @@ def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterato
 
 
 def whole_rows_inside(cells: list[str], delimiter: str) -> int | None:
-    """The index of a quoted cell that seems to hold whole rows, because most of its lines complete a row.
+    """The index of a quoted cell that seems to hold whole rows, because most of its lines complete a row. None without
+    one.
 
-    A line that has a space after a delimiter does not count, nor one that begins with a delimiter where the record does
-    not: people write so, programs do not.
+    A line that has a space after a delimiter does not count. Nor does one that begins with a delimiter, unless the
+    record does too. People write so, programs do not.
     """
     for index, cell in enumerate(cells if len(cells) > 1 else ()):
         pieces = LINE_END.split(cell)
@@ -87,22 +88,22 @@ def whole_rows_inside(cells: list[str], delimiter: str) -> int | None:
 
 
 def _double_other_escapes(dialect: Dialect, line: str) -> str:
-    """`csv` drops an escape character before anything. Before an ordinary character, as in `AC\\DC`, it is text."""
+    """Double escape characters before ordinary characters, as in `AC\\DC`, where they are text: `csv` drops them."""
     escape = re.escape(dialect.escape or "")
     special = escape + re.escape(f"{dialect.delimiter or ''}{dialect.quote or ''}")
     return re.sub(rf"{escape}([{special}\r\n])?", lambda found: found[0] * (1 if found[1] else 2), line)
 
 
 class _RecordLines:
-    """Lines for `csv.reader`. Those of the last record can be read again."""
+    """Lines for `csv.reader`. The lines of the last record can be read again."""
 
     def __init__(self, lines: Iterator[str], skipped: int) -> None:
         self._lines = lines
         self._again: deque[str] = deque()
         self.record: list[str] = []
-        """The lines of the record so far."""
+        """Lines of the record so far."""
         self.number = skipped
-        """Of the last of them."""
+        """Number of the last of these lines."""
         self._size = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -120,14 +121,14 @@ class _RecordLines:
         return line
 
     def read_again(self, count: int) -> None:
-        """Give the last lines of the record once more."""
+        """Return the last lines of the record once more."""
         if count:
             self._again.extendleft(reversed(self.record[-count:]))
             self.number -= count
 
 
 def _lines_before_fault(text: str, dialect: Dialect) -> int:
-    """Line ends of a broken record before the cell at fault opens."""
+    """Number of line ends in a broken record before the cell at fault opens."""
     quote, delimiter, position = dialect.quote or "", dialect.delimiter or "", 0
     mark, escape = re.escape(quote), re.escape(dialect.escape or "")
     escaped = rf"|{escape}." if escape else ""

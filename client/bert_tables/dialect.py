@@ -1,4 +1,4 @@
-"""How a table of text is written: stated, or detected if its first lines leave no doubt."""
+"""The dialect of a table of text: stated, or detected if its first lines leave no doubt."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-csv.field_size_limit(2**31 - 1)  # of the whole process; the default refuses a cell of over 128 KiB
+csv.field_size_limit(2**31 - 1)  # for the whole process; the default refuses cells over 128 KiB
 
 LINE = "text"
 """The name of the only column of plain lines, and of a table that has one column and no header."""
 
 DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
-"""The delimiters that are detected."""
+"""Delimiters that can be detected, and their names."""
 _SPELLED = {"\\t": "\t", "tab": "\t"}
-"""A shell passes `'\\t'` as two characters."""
+"""Spellings of a tab: a shell passes `'\\t'` as two characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How a table is written.
+    """The dialect of a table.
 
     Raises:
-        ValueError: a value cannot be one of a table.
+        ValueError: a value cannot be used for a table.
     """
 
     header: bool | tuple[str, ...] = True
-    """Whether the first row names the columns; or the names, for a table without a header. Otherwise its columns are
+    """Whether the first row names the columns; or the names, for a table without a header. If False, the columns are
     named by their numbers, from 1."""
     delimiter: str | None = None
-    """One character. None: detected."""
+    """The character between cells. None: detected."""
     quote: str | None = None
     """The character around a cell that holds delimiters or line ends; `""` if a quotation mark is only text. None: `"`,
     or detected if the delimiter is a tab."""
     escape: str | None = None
-    """A character before a quotation mark or delimiter that is only text, such as a backslash. None: there is none."""
+    """The character before a quotation mark or delimiter that is only text, such as a backslash. None: there is
+    none."""
     encoding: str | None = None
-    """Such as `windows-1252`. None: UTF-8. A byte order mark takes precedence."""
+    """The encoding, such as `windows-1252`. None: UTF-8. A byte order mark takes precedence."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delimiter", _SPELLED.get(self.delimiter or "", self.delimiter))
@@ -62,7 +63,7 @@ class Dialect:
 
     @property
     def is_table(self) -> bool:
-        """Whether it states something that plain lines do not have."""
+        """Whether it states an option that plain lines do not have."""
         return replace(self, encoding=None) != Dialect()
 
 
@@ -74,21 +75,21 @@ def detect(dialect: Dialect, default: str, beginning: Sequence[str]) -> tuple[Di
         beginning: The first lines; the last one may be a part of a row.
 
     Returns:
-        The dialect, and a note if the first lines tell of another delimiter than `default`.
+        The dialect, and a note if the first lines suggest another delimiter than `default`.
     """
     delimiter, note = _delimiter(dialect, default, beginning)
     return replace(dialect, delimiter=delimiter, quote=_quote(dialect, delimiter, beginning)), note
 
 
 def reader_options(dialect: Dialect) -> dict[str, Any]:
-    """A complete dialect as options of `csv.reader`."""
+    """The options of `csv.reader` for a complete dialect."""
     options = {"delimiter": dialect.delimiter, "quotechar": dialect.quote or None, "escapechar": dialect.escape}
     return options | {"quoting": csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE}
 
 
 def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tuple[str, str | None]:
-    """The stated delimiter; or the default, unless only another one separates the first rows, and a note if there is a
-    doubt."""
+    """The stated delimiter; or the default, unless only another one separates the first rows. A note is added if there
+    is a doubt."""
     if dialect.delimiter is not None:
         return dialect.delimiter, None
     fits = {candidate: _fit(dialect, candidate, beginning) for candidate in DELIMITER_NAMES}
@@ -107,7 +108,8 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
 
 
 def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bool, float]:
-    """Whether a delimiter occurs in the first row, and the share of rows that it splits into as many cells."""
+    """Whether a delimiter occurs in the first row, and the share of rows that it splits into the same number of
+    cells."""
     chosen = replace(dialect, delimiter=delimiter, quote=_quote(dialect, delimiter, beginning))
     others = "".join(re.escape(other) for other in DELIMITER_NAMES if other != delimiter)
     has_split_quotes = re.compile(f'["][{others}]|[{others}]["]')
@@ -123,9 +125,10 @@ def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bo
 
 
 def _quote(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> str:
-    """The quotation mark, or none for a TSV file in which the marks are only text, as GLUE's are.
+    """The quotation mark, or none for a TSV file like GLUE's, in which the marks are only text.
 
-    There, each line has as many cells, at least two, and some cell begins with a mark that does not enclose it.
+    Each of its lines has the same number of cells, at least two, and some cell begins with a mark that does not enclose
+    it.
     """
     if dialect.quote is not None or delimiter != "\t":
         return '"' if dialect.quote is None else dialect.quote

@@ -1,4 +1,4 @@
-"""Files and standard input as bytes and as text: what they are, and decompressed, by their first bytes."""
+"""Opens files and standard input as bytes and as text: recognised, and decompressed, by their first bytes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from bert_tables.errors import TableError
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""What reading raises if the disk or the contents of a compressed file are damaged."""
+"""Errors of reading if the disk or the contents of a compressed file are damaged."""
 
 MAX_LINE = 2**27
-"""Characters of a line, so that a small compressed file does not fill the memory."""
+"""Maximum characters of a line, so that a small compressed file does not fill the memory."""
 _MAX_LAYERS = 3
 _MIXED_FILE = 0.1
-"""Share of valid UTF-8 among the lines with other characters than ASCII. Below it, these lines are valid by chance: in
-GBK or KOI8-R, one word can be."""
+"""Minimum share of valid UTF-8 among the lines with other characters than ASCII. Below it, these lines are valid by
+chance: in GBK or KOI8-R, one word can be."""
 
 Progress = Callable[[int], object]
 """Called with each number of bytes that were read from a file, before decompression."""
@@ -82,13 +82,13 @@ class File:
     """An opened file."""
 
     name: str
-    """For messages."""
+    """Name for messages."""
     content: BinaryIO
-    """Decompressed; it has `peek` and `read1`."""
+    """Decompressed content; it has `peek` and `read1`."""
     head: bytes
     """The first bytes of `content`."""
     size: int | None
-    """Bytes, before decompression; None for a pipe."""
+    """Size in bytes, before decompression; None for a pipe."""
     is_compressed: bool
 
     @property
@@ -98,12 +98,12 @@ class File:
 
     @property
     def start(self) -> bytes:
-        """The first bytes; if they begin with a byte order mark, without it and in UTF-8."""
+        """The first bytes. If they begin with a byte order mark, they are in UTF-8 and without it."""
         marked = self._marked_encoding()
         return self.head.decode(marked, "replace").encode() if marked else self.head
 
     def check_kind(self, *, markup: bool) -> None:
-        """Raise TableError if the first bytes are not a text's or, with `markup`, if they are HTML or XML."""
+        """Raise TableError if the first bytes are not text or, with `markup`, if they are HTML or XML."""
         for pattern, what, remedy in _KINDS + _MARKUP * markup:
             if re.match(pattern, self.start, re.DOTALL):
                 raise TableError(f"{self.name}: is {what}; {remedy}")
@@ -118,7 +118,7 @@ class File:
 
 @contextmanager
 def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
-    """Open a file, or standard input for `-`, and decompress it if its first bytes are those of a compressed file.
+    """Open a file, or standard input for `-`. A compressed file is recognised by its first bytes, and decompressed.
 
     Raises:
         TableError: it cannot be opened, or is damaged at its beginning.
@@ -146,14 +146,14 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
 
 
 def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
-    """The lines of a file, with their ends. A byte that is not of the encoding becomes a lone surrogate, which
+    """The lines of a file, with their ends. A byte that is not in the encoding becomes a lone surrogate, which
     `text_fault` finds.
 
-    An encoding that extends ASCII is that of the lines that are not valid UTF-8, because a folder, or a file made of
-    several, may have both. If the file begins with nearly no line that is UTF-8, it is the encoding of all lines.
+    An encoding that extends ASCII is used for lines that are not valid UTF-8, because a folder, or a file made of
+    several, may have both. If the file begins with nearly no line in UTF-8, the encoding is used for all lines.
 
     Args:
-        longest: Characters of a line. A longer one comes in parts, to bound memory.
+        longest: Maximum characters of a line. A longer one is split into parts, to bound memory.
 
     Raises:
         TableError: the file is cut off or damaged; raised after the last whole line before that place.
@@ -183,7 +183,7 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
         raise TableError(f"{file.name}: does not begin with a byte order mark; {remedy}") from error
     finally:
         if not file.content.closed:
-            text.detach()  # else it closes the file
+            text.detach()  # otherwise it closes the file
 
 
 def _may_be_mixed(head: bytes, encoding: str) -> bool:
@@ -206,13 +206,13 @@ def _is_unicode(line: str) -> bool:
 
 
 def damage(name: str, place: str, error: Exception) -> TableError:
-    """The error of a file that can be read up to a place only."""
+    """The error of a file that can be read only up to a place."""
     what = "cut off" if isinstance(error, EOFError | UnicodeDecodeError) else "damaged"
     return TableError(f"{name}: the file is {what} after {place} ({error}); get a whole copy of it")
 
 
 def text_fault(text: str, encoding: str) -> str | None:
-    """What is wrong with a text that holds a NUL or bytes that are not of its encoding; None if nothing is."""
+    """The fault of a text that holds a NUL or bytes that are not in its encoding; None without one."""
     if "\0" in text:
         return "it holds a NUL byte; if the file is UTF-16, state its encoding (utf-16-le)"
     try:
@@ -237,7 +237,7 @@ def library(name: str, wanted_by: str) -> Any:
 
 
 def _decompressed(content: BinaryIO, head: bytes, name: str) -> BinaryIO | None:
-    """What is in a compressed file; None if the first bytes are not those of one."""
+    """The decompressed content of a file; None if its first bytes are not those of a compressed file."""
     if head.startswith(b"\x1f\x8b\x08"):
         return cast("BinaryIO", gzip.GzipFile(fileobj=content, mode="rb"))
     if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", head):
@@ -253,7 +253,7 @@ def _decompressed(content: BinaryIO, head: bytes, name: str) -> BinaryIO | None:
 
 
 class _CountingFile(io.FileIO):
-    """A file that reports how much of it was read. Standard input stays open."""
+    """A file that reports the number of bytes read. Standard input stays open."""
 
     def __init__(self, file: str | int, progress: Progress | None) -> None:
         super().__init__(file, closefd=isinstance(file, str))
@@ -270,12 +270,12 @@ class _CountingFile(io.FileIO):
 class _DecompressedFile(io.RawIOBase):
     """The contents of all streams of a compressed file.
 
-    The readers of the standard library ignore damage after the first stream, and zstandard's takes a file that was cut
-    off for a whole one.
+    The readers of the standard library ignore damage after the first stream. zstandard's takes a truncated file for a
+    whole one.
 
     Args:
         start: Makes the decompressor of a stream.
-        error: What it raises if the stream is damaged.
+        error: The decompressor's error if the stream is damaged.
     """
 
     def __init__(self, raw: BinaryIO, start: Callable[[], Any], error: type[Exception]) -> None:

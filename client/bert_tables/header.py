@@ -1,4 +1,4 @@
-"""Where a table begins: its header is the first row with as many cells as the rows after it."""
+"""Finds the header of a table: the first row with as many cells as the rows after it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bert_tables.missing import MISSING_WORDS, is_missing
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)*%?")
 _MAX_EXTRA_HEADERS = 3
 _MIN_ROWS = 3
-"""Rows with numbers that tell of a further header row above them."""
+"""Minimum number of rows with numbers for detecting a further header row above them."""
 
 
 def find_header(found: Sequence[Record], columns: Set[str]) -> tuple[int, str | None, str | None]:
-    """Where the table begins, from its first records.
+    """Find the header among a table's first records.
 
     Lines above are skipped if each has a single cell, as a title or a note has.
 
     Args:
-        columns: The columns that will be read; without any, `LINE` is likely. A first row that has them is the header.
+        columns: The columns that will be read. A first row that has them is the header. Without any, `LINE` is likely.
 
     Returns:
-        The line of the header, or 0 if it is the first row; a note if lines are skipped; what to do if lines above the
+        The line of the header, or 0 if it is the first row. A note if lines are skipped. Advice if lines above the
         table are likely but cannot be told from a header.
     """
     rows = [record for record in found if record.fault is None and any(map(str.strip, record.cells))]
@@ -51,8 +51,8 @@ def find_header(found: Sequence[Record], columns: Set[str]) -> tuple[int, str | 
 
 
 def find_second_header(rows: Sequence[Record], names: Sequence[str]) -> tuple[str | None, bool]:
-    """A message if rows below the header look like further ones: columns of numbers begin with words. And whether it is
-    sure, because several columns do."""
+    """A message if rows below the header look like further headers, because columns of numbers begin with words. And
+    whether this is sure, because several columns do."""
     rows = [row for row in rows if row.fault is None and len(row.cells) == len(names)]
     starts: dict[int, int] = {}
     for index in range(len(names)):
@@ -89,7 +89,7 @@ def _is_sparse(cells: Sequence[str]) -> bool:
 
 
 def _may_be_header(cells: Sequence[str]) -> bool:
-    """Whether the cells may be names: all different, none a number, and none with a space in front, as people write it
+    """Whether the cells may be names: all different, none a number, and none with a leading space, which people write
     after a comma in a sentence."""
     names = [cell for cell in cells if cell]
     return len(set(names)) == len(names) and not any(_NUMBER.fullmatch(name) or name[0].isspace() for name in names)

@@ -1,4 +1,4 @@
-"""JSON lines: an object per line, and the names of the other shapes in which people keep JSON."""
+"""JSON lines: an object per line. Also recognises other shapes of JSON, for messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELEMENTS = {
 
 
 def read_object(line: str, encoding: str) -> tuple[dict[str, Any], str | None]:
-    """The object of a line, which a comma may follow; or empty, and what is wrong with the line."""
+    """The object of a line, which a comma may follow. If there is none, an empty one and the line's fault."""
     fault = text_fault(line, encoding)
     text = line.encode("utf-8", "replace").decode() if fault else line
     try:
@@ -51,7 +51,7 @@ def name_shape(start: str, lines: Iterator[str], columns: Set[str]) -> tuple[str
     A second line is read only if the first one leaves a doubt, because the lines of a pipe may come slowly.
 
     Args:
-        start: The first characters of the file. An array is named by them, because it may be one long line.
+        start: The first characters of the file. They show the shape of an array, which may be one long line.
         columns: The columns that will be read, if they are known. An object with a text in one of them is a row.
     """
     if start.lstrip().startswith("["):
@@ -59,7 +59,7 @@ def name_shape(start: str, lines: Iterator[str], columns: Set[str]) -> tuple[str
     taken: list[str] = []
     try:
         shape = _shape_of_lines(taken, lines, columns)
-    except TableError as error:  # the file is cut off: the rows before that place come first
+    except TableError as error:  # the file is cut off: rows before that place come first
         return None, itertools.chain(taken, raise_error(error))
     return shape, itertools.chain(taken, lines)
 
@@ -79,7 +79,7 @@ def is_object(line: str) -> bool:
 
 
 def _shape_of_lines(taken: list[str], lines: Iterator[str], columns: Set[str]) -> str | None:
-    """The shape, and in `taken` the lines that were read to tell it."""
+    """The shape. The lines that were read to find it are in `taken`."""
     first = _next_text(taken, lines).strip()
     try:
         value = json.loads(first)
@@ -102,7 +102,7 @@ def _shape_of_lines(taken: list[str], lines: Iterator[str], columns: Set[str]) -
 
 
 def _next_text(taken: list[str], lines: Iterator[str]) -> str:
-    """The next line that is not blank, or nothing at the end of the file."""
+    """The next line that is not blank; empty at the end of the file."""
     for line in lines:
         taken.append(line)
         if not line.isspace():
@@ -126,8 +126,8 @@ def _array_shape(start: str) -> str:
 
 
 def _object_shape(value: dict[str, Any], columns: Set[str]) -> str | None:
-    """The shape of a file with this one object, unless it may be a row: it has a text in a column to read or, if these
-    are not known, the field `text` or a text with blanks."""
+    """The shape of a file with this one object, or None if it may be a row. A row has a text in a column to read or, if
+    these are not known, the field `text` or a text with blanks."""
     texts = {name: cell for name, cell in value.items() if isinstance(cell, str)}
     if texts.keys() & (columns or {LINE}) or (not columns and any(" " in text for text in texts.values())):
         return None
@@ -143,7 +143,7 @@ def _object_shape(value: dict[str, Any], columns: Set[str]) -> str | None:
 
 
 def _spread_shape(text: str, first: str, columns: Set[str]) -> str | None:
-    """The shape of a file whose first line is no JSON, but begins an object."""
+    """The shape of a file whose first line is not JSON, but begins an object."""
     several = "has objects that are written over several lines; write one object per line (jq -c .)"
     try:
         value, end = json.JSONDecoder().raw_decode(text)

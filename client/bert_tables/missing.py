@@ -1,4 +1,4 @@
-"""What stands for a missing value, in texts and labels alike."""
+"""Spellings of a missing value, in texts and labels alike."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 MISSING_WORDS = ("NULL", "null", "NA", "N/A", "<NA>", "#N/A", "NaN", "nan", "None", "-")
-"""What databases, pandas and spreadsheets write for a missing value. They are values, because a label or an answer may
-be called `None` or `NA`; readers count them and say so."""
+"""Spellings in databases, pandas and spreadsheets. They are read as values, because a label or an answer may be called
+`None` or `NA`; readers count them and report the number."""
 
 
 def is_missing(value: Any) -> bool:

@@ -1,13 +1,13 @@
-"""The reader of tables: CSV, TSV, JSON lines, Parquet and plain lines; compressed; in many dialects.
+"""Reads tables: CSV, TSV, JSON lines, Parquet and plain lines, compressed or not, in many dialects.
 
 >>> with open_table("reviews.csv") as table:
 ...     for row in table.rows:
 ...         print(row.number, row.fault or row.cells["text"])
 
-1. The first bytes of a file tell what it is; its name tells the format of text.
-2. A `Dialect` states how a table is written. What it leaves out is detected if the first lines leave no doubt.
-3. A row that is broken has a `fault`, and reading goes on. Nothing is shifted, joined or left out silently.
-4. Rows are read as they are asked for: memory does not grow with the file.
+1. The first bytes of a file show its kind; its name shows the format of text. 2. A `Dialect` states how a table is
+written. Its missing options are detected if the first lines leave no doubt. 3. A broken row has a `fault`, and reading
+goes on. Nothing is shifted, joined or left out silently. 4. Rows are read on demand: memory does not grow with the
+file.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _SUFFIXES = {
 FORMATS = tuple(_SUFFIXES)
 
 FASTTEXT_LABEL = "__label__"
-"""What begins a label in a line of fastText."""
+"""Beginning of a label in a line of fastText."""
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _BEGINNING_LINES = 1000
 _BEGINNING_CHARACTERS = 2**20
-"""The dialect is detected from so many lines, or fewer if they have so many characters."""
+"""Maximum number of first lines from which the dialect is detected, and of their characters."""
 _SHOWN_WARNINGS = 5
 _NO_HEADER = "if the first row is not a header, state that (header = false, --no-header)"
 
@@ -64,11 +64,11 @@ class Row:
     """One row."""
 
     number: int
-    """The line in which it begins, from 1. In a Parquet file, the row."""
+    """The line in which it begins, from 1; in a Parquet file, the row."""
     cells: dict[str, Any]
-    """By column. Of a row with a fault, what could be read."""
+    """Cells by column. If the row has a fault, only those that could be read."""
     fault: str | None = None
-    """Why the cells must not be used."""
+    """The reason why the cells must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +76,18 @@ class Table:
     """An opened table."""
 
     name: str
-    """Of the file, for messages."""
+    """Name of the file, for messages."""
     format: str
     columns: tuple[str, ...] | None
-    """None for JSON lines, each of which has its own."""
+    """Names of the columns; None for JSON lines, each of which has its own."""
     rows: Iterator[Row]
-    """Raises TableError where the file is cut off or damaged, after the rows before that place."""
+    """The rows. Raises TableError if the file is cut off or damaged, after the rows before that place."""
     warnings: list[str]
-    """It grows while rows are read."""
+    """Warnings, which grow while rows are read."""
     size: int | None
     """Bytes of the file; None for a pipe."""
     delimiter: str | None = None
-    """Of a CSV or TSV file: stated or detected."""
+    """Delimiter of a CSV or TSV file, stated or detected."""
 
     def column(self, address: str) -> str:
         """The name of a column. The address is its name or, if no column has that name, its number from 1.
@@ -109,7 +109,7 @@ class Table:
 
 
 def format_of(name: str, dialect: Dialect | None = None) -> str | None:
-    """The format that a file name tells, if any. A pipe (`-`) has lines; with a dialect, lines are a CSV table."""
+    """The format of a file name, if it shows one. A pipe (`-`) has lines; with a dialect, lines are a CSV table."""
     path = Path(name)
     suffix = (path.with_suffix("") if path.suffix.lower() in COMPRESSION_SUFFIXES else path).suffix.lower()
     found = next((form for form, suffixes in _SUFFIXES.items() if suffix in suffixes), None)
@@ -130,10 +130,10 @@ def open_table(
     """Open a file, or standard input for `-`.
 
     Args:
-        format: One of `FORMATS`; by default, that of the file's name. A file whose first bytes are Parquet's is read as
-            Parquet.
-        dialect: How a CSV or TSV file is written. Its encoding is also for JSON lines and plain lines.
-        columns: Of a Parquet file, read only these; names or numbers.
+        format: One of `FORMATS`; by default, that of the file's name. A file with Parquet's first bytes is always read
+            as Parquet.
+        dialect: Dialect of a CSV or TSV file. Its encoding is also used for JSON lines and plain lines.
+        columns: The only columns of a Parquet file to read; names or numbers.
         progress: Called with each number of bytes that were read.
 
     Raises:
@@ -151,8 +151,8 @@ def has_fasttext_label(line: str) -> bool:
 
 
 def _check_lines(file: File) -> None:
-    """Raise TableError if a file begins like JSON, with a label of fastText, or with a header that has the column
-    `text`, though its name says that it has plain lines."""
+    """Raise TableError if a file named as plain lines begins like JSON, with a label of fastText, or with a header that
+    has the column `text`."""
     first = re.split(rb"[\r\n]", file.start, maxsplit=1)[0].decode("utf-8", "replace")
     rows = {delimiter: next(csv.reader([first], delimiter=delimiter), []) for delimiter in DELIMITER_NAMES}
     delimiter = next((delimiter for delimiter, row in rows.items() if len(row) > 1 and LINE in row), None)
@@ -233,7 +233,7 @@ def _delimited(
 
 
 def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
-    """The lines from which the dialect is detected, and all lines. An error among the first is raised after them."""
+    """The lines from which the dialect is detected, and all lines. An error among the former is raised after them."""
     beginning: list[str] = []
     size = 0
     try:
@@ -250,7 +250,7 @@ def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
 def _joined_at_lone_returns(lines: Iterator[str]) -> Iterator[str]:
     """The lines of a file, joined at lone carriage returns if the first line ends in a line feed.
 
-    There, a carriage return is a part of a cell. `csv` would refuse it, so `LONE_RETURN` stands for it.
+    A carriage return is then a part of a cell. `csv` would refuse it, so it is replaced by `LONE_RETURN`.
     """
     first = next(lines, "")
     yield from filter(None, (first,))
@@ -276,7 +276,7 @@ def _start(file: File, first: list[Record], columns: Set[str], warnings: list[st
         columns: The columns that will be read, if they are known.
 
     Raises:
-        TableError: it cannot be told, or there are several.
+        TableError: the header cannot be found, or there are several.
     """
     start, note, doubt = find_header(first, columns)
     rows = [row for row in first if row.number >= start and any(map(str.strip, row.cells))]
@@ -371,7 +371,7 @@ def _suspicion(record: Record, index: int) -> str:
 
 
 def _advice(table: Table) -> str:
-    """What may be wrong if the expected column is missing."""
+    """Advice for the case that the expected column is missing."""
     if table.format == "lines":
         return "; each line is read as a text: if it holds a table, state its format"
     if table.format not in _DELIMITERS or table.columns is None:
@@ -386,8 +386,8 @@ def _advice(table: Table) -> str:
 
 
 def _is_data(columns: Sequence[str]) -> bool:
-    """Whether a header looks like a row, because some name is a number or a sentence. The numbers that stand for the
-    names in a table without a header do not count."""
+    """Whether a header looks like a row, because a name is a number or a sentence. Numbers that name the columns of a
+    table without a header do not count."""
     return list(columns) != [str(number) for number, _ in enumerate(columns, 1)] and any(
         name.replace(".", "", 1).replace("-", "", 1).isdecimal() or name.count(" ") > 2 or len(name) > 60
         for name in columns
@@ -437,7 +437,7 @@ def _parquet_rows(file: File, batches: Iterator[Any], arrow_error: type[Exceptio
 
 
 def _may_be_text(arrow_type: Any) -> bool:
-    """Whether a column has bytes, which are text that is not marked as such; also in a dictionary."""
+    """Whether a column has bytes that may be text, also in a dictionary."""
     name = str(getattr(arrow_type, "value_type", arrow_type))
     return name in ("binary", "large_binary", "binary_view") or name.startswith("fixed_size_binary")
 

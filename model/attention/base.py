@@ -1,4 +1,4 @@
-"""What every implementation of attention over packed sequences offers.
+"""The interface of attention over packed sequences.
 
 Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), bidirectional within each sequence, never
 across two. There may be fewer queries than keys: the last layer computes queries at output positions only.
@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 class Attention:
-    """Attention of one batch, built once and used by every layer. An implementation has `_attend`, or both others."""
+    """Attention of one batch, built once and used by every layer. A subclass defines `_attend`, or both other
+    methods."""
 
     def self_attention(self, qkv: Tensor) -> Tensor:
         """Every token is a query: (T, 3, N, D) -> (T, N, D)"""

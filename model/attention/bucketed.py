@@ -15,7 +15,7 @@ from model.attention.cpu_inference import attend, padded_length
 from model.attention.length_buckets import length_buckets
 from model.packing import SequenceBounds
 
-# What changes the order of sums in torch's CPU kernel in 16 bits, as measured:
+# Causes of another order of sums in torch's CPU kernel in 16 bits, as measured:
 # - It takes 16 keys at a time and the rest one by one, with another exponential function.
 # - Above 128 keys, or with AMX at 80 and 112, the number of keys decides in which blocks values are summed.
 # - A single query is summed in another order than several.
@@ -25,12 +25,12 @@ _MIN_QUERIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Matmuls:
-    """Which sequences `BucketedAttention` computes by `model.attention.cpu_inference`."""
+    """The sequences that `BucketedAttention` computes by `model.attention.cpu_inference`."""
 
     dtype: torch.dtype
-    """Precision, also where the input has another"""
+    """Precision, even if the input has another"""
     above: int = 0
-    """Only sequences padded to more than this; torch's fused kernel is faster for a single short one. At most
+    """Minimum padded length, exclusive, because torch's fused kernel is faster for a single short sequence. At most
     `_SUMS_DEPEND_ON_LENGTH_ABOVE`."""
 
 
@@ -54,8 +54,8 @@ class BucketedAttention(Attention):
                 padding would change the order of sums in the kernel. A sequence then gets the same result in any
                 batch. In 16 bits another order of summation changes results by a rounding error that grows from
                 layer to layer; in float32 the change is in the seventh digit.
-            matmuls: what to compute by `model.attention.cpu_inference`, batch invariantly; every token must be a
-                query.
+            matmuls: which sequences are computed by `model.attention.cpu_inference`, batch invariantly; every token
+                must be a query.
         """
         assert queries.lengths is not None
         assert keys.lengths is not None
@@ -76,7 +76,7 @@ class BucketedAttention(Attention):
             self.queries = _cells(queries.lengths, buckets, most)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Bucket after bucket, so that all that a bucket needs is in the cache."""
+        """Attend bucket after bucket, so that all data of a bucket are in the cache."""
         out = query.new_empty(query.shape)
         for queries, keys, matmuls in zip(self.queries, self.keys, self.matmuls, strict=True):
             if queries.first == queries.last:
@@ -92,14 +92,14 @@ class BucketedAttention(Attention):
 
 
 def _invariant_length(length: int) -> int:
-    """Keys that a sequence is padded to. Up to `_SUMS_DEPEND_ON_LENGTH_ABOVE`, padding further adds only 0."""
+    """The length that a sequence is padded to. Up to `_SUMS_DEPEND_ON_LENGTH_ABOVE`, further padding only adds 0."""
     step = 16 if length <= 64 else 32
     return -(-length // step) * step
 
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The rows of a bucket's sequences as cells: all its sequences have the same number of them."""
+    """The rows of a bucket's sequences as cells, of which all its sequences have the same number."""
 
     first: int
     last: int

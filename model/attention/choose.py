@@ -26,12 +26,12 @@ def attention_for(
     """The fastest implementation for a batch.
 
     Args:
-        queries: how many queries each sequence has; the same object as `keys` where every token is a query.
+        queries: number of queries of each sequence; the same object as `keys` where every token is a query.
         keys: tokens of each sequence.
-        device, dtype, heads, head_dim: of the tensors that attention will get.
-        batch_invariant: in float32 too, where it is a little slower; see `BucketedAttention`.
-        long_in_bfloat16: in float32, compute attention between all tokens of sequences above `LONG_TOKENS` in
-            bfloat16, if this processor is faster so.
+        device, dtype, heads, head_dim: properties of the tensors that attention will get.
+        batch_invariant: batch invariance in float32 too, which is a little slower; see `BucketedAttention`.
+        long_in_bfloat16: in float32, compute attention between all tokens of sequences above `LONG_TOKENS` in bfloat16,
+            if that is faster on this processor.
     """
     if can_use_varlen(device, dtype, head_dim):
         return VarlenAttention(queries, keys)

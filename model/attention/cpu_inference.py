@@ -13,18 +13,18 @@ from torch import Tensor
 
 from model.timing import best_seconds
 
-# oneDNN compiles a kernel of half a megabyte for each shape: few lengths and few numbers of matrices are used.
+# oneDNN compiles a kernel of half a megabyte for each shape, so few lengths and few numbers of matrices are used.
 PADDED_LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 _TEXTS_PER_PRODUCT = (64, 16, 4, 2, 1)
-_HEADS_PER_PRODUCT = (4, 1)  # where those of one text are too many
-_MAX_ROWS_PER_PRODUCT = 4096  # of all matrices together: more would leave the cache
+_HEADS_PER_PRODUCT = (4, 1)  # if one text alone has too many matrices
+_MAX_ROWS_PER_PRODUCT = 4096  # of all matrices together, which fit into the cache
 
 LONG_TOKENS = 64
-"""Sequences with more tokens than this are faster in bfloat16 than in float32, even in a batch of one (Zen 4)."""
+"""Sequences of more than 64 tokens are faster in bfloat16 than in float32, even in a batch of one (Zen 4)."""
 
 
 def padded_length(length: int) -> int:
-    """The length that a sequence is padded to: the next of `PADDED_LENGTHS`, then the next multiple of 128.
+    """The length that a sequence is padded to: the next of `PADDED_LENGTHS`, above them the next multiple of 128.
 
     >>> [padded_length(n) for n in (7, 16, 33, 130, 513)]
     [16, 16, 48, 160, 640]
@@ -33,7 +33,7 @@ def padded_length(length: int) -> int:
 
 
 def chunk_sizes(heads: int, longest: int) -> list[int]:
-    """Numbers of matrices that a product of sequences of this length may have, the largest first.
+    """Numbers of matrices that a product may have, the largest first, for sequences of this length.
 
     >>> chunk_sizes(6, longest=64)
     [24, 12, 6, 4, 1]
@@ -44,7 +44,7 @@ def chunk_sizes(heads: int, longest: int) -> list[int]:
 
 @cache
 def chunks(texts: int, heads: int, longest: int) -> list[int]:
-    """How many matrices each product has: the largest sizes that fit.
+    """Number of matrices of each product: the largest sizes that fit.
 
     >>> chunks(10, heads=6, longest=64)
     [24, 24, 12]
@@ -103,7 +103,7 @@ def is_faster(dtype: torch.dtype, heads: int, head_dim: int, input_dtype: torch.
 def _speedup(dtype: torch.dtype, head_dim: int, input_dtype: torch.dtype) -> float:
     """Time of the fused kernel divided by that of `attend`: the best of five interleaved calls.
 
-    A caller asks for 1.25: less can be noise, and all processes of a service should decide alike.
+    A caller requires 1.25: less can be noise, and all processes of a service should make the same choice.
     """
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(16, 4, 64, head_dim, generator=generator).to(input_dtype) for _ in range(3))

@@ -18,9 +18,9 @@ from model.packing import SequenceBounds
 class MatmulAttention(Attention):
     """Two batched matrix products and a softmax, whose backward pass is faster than that of torch's kernel.
 
-    One gather lays all heads of all sequences out for the products and one brings the results back; their
-    gradients are gathers or copies too. Shapes are rounded up to a few, because oneDNN compiles a kernel for
-    each new one (0.4 to 1 ms, half a megabyte). Inference uses `BucketedAttention` instead.
+    One gather lays all heads of all sequences out for the products, and one brings the results back; their gradients
+    are gathers or copies too. Shapes are rounded up to a few, because oneDNN compiles a kernel for each new one (0.4 to
+    1 ms, half a megabyte). Inference uses `BucketedAttention` instead.
     """
 
     def __init__(self, queries: SequenceBounds, keys: SequenceBounds) -> None:
@@ -31,7 +31,7 @@ class MatmulAttention(Attention):
         self._grids: dict[int, _CellLayout] = {}
 
     def self_attention(self, qkv: Tensor) -> Tensor:
-        """See `Attention.self_attention`."""
+        """(T, 3, N, D) -> (T, N, D)"""
         grid = self._grid(qkv.shape[2], parts=3)
         qkv, surplus = _cut(qkv, self.keys)
         cells = gather_rows(_head_vectors(qkv), grid.key_source, grid.key_cell)
@@ -41,7 +41,7 @@ class MatmulAttention(Attention):
         return _append_zeros(out.unflatten(0, (qkv.shape[0], qkv.shape[2])), surplus)
 
     def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
-        """See `Attention.cross_attention`."""
+        """query (Q, N, D), key_value (T, 2, N, D) -> (Q, N, D)"""
         query, surplus = _cut(query, self.queries)
         if not len(query):
             return _append_zeros(query, surplus)
@@ -62,19 +62,19 @@ class MatmulAttention(Attention):
         return _append_zeros(out, surplus)
 
     def _grid(self, heads: int, parts: int) -> _CellLayout:
-        """Built for the first layer that asks. `parts`: 3 where queries, keys and values lie side by side in a
-        row, 2 for keys and values."""
+        """The cells of the batch, built at the first call. `parts`: number of vectors side by side in a row: 3 for
+        queries, keys and values, 2 for keys and values."""
         if parts not in self._grids:
             self._grids[parts] = _CellLayout.make(self.queries, self.keys, heads, parts)
         return self._grids[parts]
 
 
 MAX_BUCKET_TOKENS = 2048
-"""With padding. The attention scores of more tokens would not fit the cache."""
+"""Maximum tokens of a bucket, with padding. The attention scores of more tokens would not fit the cache."""
 
 
 def round_up_batch(number: int) -> int:
-    """The next of two numbers per octave.
+    """The next of the sizes 1, 2, 3, 4, 6, 8, 12, ...: two per octave.
 
     >>> [round_up_batch(n) for n in (1, 5, 7, 9, 13, 33)]
     [1, 6, 8, 12, 16, 48]
@@ -115,9 +115,11 @@ class _CellBucket:
 
 @dataclass(frozen=True, slots=True)
 class _CellLayout:
-    """The batch as cells (vectors of D numbers): bucket after bucket, within a bucket part after part, within a
-    part by (sequence, head, position). A padding cell repeats some vector: as a key it is hidden, as a query
-    its result is unused."""
+    """The batch as cells (vectors of D numbers): bucket after bucket, within a bucket part after part, within a part by
+    (sequence, head, position).
+
+    A padding cell repeats some vector: as a key it is hidden, as a query its result is unused.
+    """
 
     buckets: list[_CellBucket]
     key_source: Tensor
@@ -144,7 +146,7 @@ class _CellLayout:
             vectors = (rows[:, None] * parts + part) * heads + head  # (parts, batch, heads, longest)
             key_sources.append(vectors.flatten())
             key_is_real.append(real[:, None].expand_as(vectors).flatten())
-            hidden = ~real & real[:, :1]  # nothing in a dummy sequence: a softmax over no keys is NaN
+            hidden = ~real & real[:, :1]  # none in a dummy sequence: a softmax over no keys is NaN
             bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf).repeat_interleave(heads, 0)
             num_queries = longest
             if parts < 3:

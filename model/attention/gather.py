@@ -23,7 +23,7 @@ def gather_rows(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> T
 
 
 class _GatherRows(torch.autograd.Function):
-    """The backward pass of `index_select` is a slow scatter-add; this one is a gather or a copy."""
+    """`index_select` whose backward pass is a gather or a copy, in place of a slow scatter-add."""
 
     @staticmethod
     def forward(

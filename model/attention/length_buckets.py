@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 PADDING_TOLERANCE = 0.125
-"""Largest share of padding in a bucket of more than `SMALL_BUCKET_TOKENS`."""
+"""Maximum share of padding in a bucket of more than `SMALL_BUCKET_TOKENS`."""
 
 SMALL_BUCKET_TOKENS = 512
-"""Smaller buckets may be padded more, by up to this many tokens: a product of few rows keeps no core busy."""
+"""Smaller buckets may be padded more, up to this number of tokens: a product of few rows keeps no core busy."""
 
 
 def length_buckets(

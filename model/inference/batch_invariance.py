@@ -1,4 +1,4 @@
-"""Products of rows in chunks that all sum in one order, so that a row's result does not depend on other rows.
+"""Products of rows in chunks that all sum in the same order, so that a row's result does not depend on other rows.
 
 A rounded sum depends on the order of its terms. With AMX, oneDNN chooses this order by the number of rows if sums
 have more than 256 terms. In 16 bits the last bit of a row's result then depends on the rest of the batch, and the
@@ -26,10 +26,10 @@ _Product = tuple[float, ...]
 MAX_CHUNK_ROWS = 2048
 
 _PROBE_SIZES = (8, 40, 64, 128, 256, 704, 1536, 2048)
-"""Tried first: if these sum in one order, all sizes are taken to do so, and no others are tried."""
+"""Sizes that are tried first. If they all sum in the same order, all sizes are taken to do so."""
 
 _MIN_COSTED_ROWS = 192
-"""Batches of fewer rows count as so many when sizes are compared, because they take little time in any case."""
+"""Sizes are compared for at least N rows, because smaller batches take little time in any case."""
 
 
 def find_chunk_sizes(
@@ -37,16 +37,17 @@ def find_chunk_sizes(
 ) -> dict[int, ChunkSizes] | None:
     """Numbers of rows whose products add their terms in the same order, for each number of threads.
 
-    Of several such groups, the one with which any number of rows costs least.
+    If there are several such groups, the one with the lowest cost for any number of rows is taken.
 
     Args:
         multiply: rows (n, inner) -> (n, columns).
-        row: (1, inner), whose product changes with the order of its sums; see `cancelling_operands`.
-        columns: of the product.
-        threads: the numbers of threads that torch will use.
+        row: (1, inner), a row whose product changes with the order of its sums; see `cancelling_operands`.
+        columns: number of columns of the product.
+        threads: numbers of threads that torch will use.
 
     Returns:
-        None if all numbers of rows sum alike, so that nothing needs to be split, or if splitting does not help.
+        None if all numbers of rows sum in the same order, so that nothing needs to be split, or if splitting does not
+        help.
     """
     probes = _groups(multiply, row, _PROBE_SIZES, threads)
     if len({*chain(*probes)}) == 1 and all([*groups.values()] == [_PROBE_SIZES] for groups in probes):
@@ -65,14 +66,14 @@ def find_chunk_sizes(
     shared = set.intersection(*map(set, groups_by_threads))
     if shared:
         best = [min(shared, key=cost)] * len(threads)
-    else:  # a row's result then depends on the number of threads, but still not on other rows
+    else:  # a row's result depends on the number of threads, but still not on other rows
         best = [max(groups, key=lambda product: len(groups[product])) for groups in groups_by_threads]
     return {count: groups[product] for count, groups, product in zip(threads, groups_by_threads, best, strict=True)}
 
 
 def cancelling_operands(inner: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A row (1, inner) and a weight (columns, inner) whose exact product is 0: what a computed product has is
-    rounding, which differs with the order of summation."""
+    """A row (1, inner) and a weight (columns, inner) whose exact product is 0. A computed product consists of rounding
+    errors, which differ with the order of summation."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(2 * (inner // 2), generator=generator)
     half, weight = (torch.randn(n, inner // 2, generator=generator) for n in (1, columns))
@@ -94,12 +95,12 @@ def multiply_in_chunks(multiply: Multiply, rows: Tensor, sizes: ChunkSizes, colu
 
 @cache
 def split_rows(rows: int, sizes: ChunkSizes, products: int) -> ChunkSizes:
-    """Sizes of the chunks for a number of rows, descending. The last may be larger than what is left for it.
+    """Sizes of the chunks for a number of rows, descending. The last may be larger than the remaining rows.
 
     Args:
         rows: at least 1.
-        sizes: that chunks may have.
-        products: multiplications of one row.
+        sizes: sizes that chunks may have.
+        products: number of multiplications for one row.
 
     >>> split_rows(100, (4, 32, 256), products=1_000_000)
     (32, 32, 32, 4)
@@ -120,8 +121,8 @@ def split_rows(rows: int, sizes: ChunkSizes, products: int) -> ChunkSizes:
 def _groups(
     multiply: Multiply, row: Tensor, sizes: Iterable[int], threads: Sequence[int]
 ) -> list[dict[_Product, ChunkSizes]]:
-    """Sizes grouped by the row's product, for each number of threads. Sizes that compute different products for
-    equal rows are left out."""
+    """Sizes grouped by the row's product, for each number of threads. Sizes that compute different products for equal
+    rows are left out."""
     before = torch.get_num_threads()
     found = []
     try:
@@ -139,13 +140,13 @@ def _groups(
 
 
 def _call_cost(products: int) -> int:
-    """Cost of one more call, in rows of so many multiplications: about 20 million multiplications."""
+    """Cost of one more call, about 20 million multiplications, in rows of `products` multiplications."""
     return max(1, 20_000_000 // products)
 
 
 @cache
 def _costs(sizes: ChunkSizes, call: int) -> tuple[int, ...]:
-    """Least cost of 0, 1, ..., MAX_CHUNK_ROWS rows in chunks of these sizes: in rows, a call counting as `call`."""
+    """Lowest cost of 0, 1, ..., MAX_CHUNK_ROWS rows in chunks of these sizes, in rows. A call counts as `call` rows."""
     costs = [0]
     for rows in range(1, MAX_CHUNK_ROWS + 1):
         costs.append(min(size + call + costs[max(0, rows - size)] for size in sizes))

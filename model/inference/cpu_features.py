@@ -1,4 +1,4 @@
-"""The processor as this process may use it: number of CPUs, and whether bfloat16 is fast."""
+"""The processor as this process may use it: number of CPUs, and speed of bfloat16."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor claims to multiply bfloat16 in hardware."""
     text = _read(cpuinfo)
     line = next((row for row in text.splitlines() if row.lower().startswith(("flags", "features"))), "")
-    flags = {"avx512_bf16", "amx_bf16", "bf16"}  # the last on ARM, the others on x86
+    flags = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one on ARM
     return not flags.isdisjoint(line.split())
 
 

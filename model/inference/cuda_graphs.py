@@ -1,8 +1,8 @@
 """CUDA graphs for inference: one launch for a whole forward pass instead of a hundred kernel launches.
 
-A graph replays recorded kernels on the same memory with the same shapes. So one is recorded for each of a few
-numbers of tokens, and a batch is copied into the smallest that holds it. The remaining tokens form dummy
-sequences. Sequence lengths may differ from batch to batch, because `VarlenAttention` reads them on the device.
+A graph replays recorded kernels on the same memory with the same shapes. So one is recorded for each of a few numbers
+of tokens, and a batch is copied into the smallest graph that holds it. Dummy sequences fill the remaining tokens.
+Sequence lengths may differ from batch to batch, because `VarlenAttention` reads them on the device.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from model.packing import OutputPositions, PackedBatch, SequenceBounds
 logger = logging.getLogger(__name__)
 
 GRAPH_TOKENS = (32, 64, 128, 256, 544, 768, *(512 * texts + 32 for texts in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
-"""Tokens of each graph. Above 512 there are two sizes per octave: kernels rather than launches take the time there, so
-padding is not free. They hold 1, 2, 3, 4, ... 32 texts of 512 tokens, and 32 tokens more because dummy sequences need
-one. Larger batches run without a graph."""
+"""Tokens of each graph. Above 512 there are two sizes per octave, because there kernels rather than launches take the
+time, so padding is not free. They hold 1, 2, 3, 4, ... 32 texts of 512 tokens, and 32 tokens more for the dummy
+sequences. Larger batches run without a graph."""
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Replay]]
 
 
 class GraphedEncoder:
-    """An encoder on a GPU, called with batches on the host. A batch that fits no graph is computed without."""
+    """An encoder on a GPU, called with batches on the host. A batch that fits no graph is computed without one."""
 
     def __init__(
         self,
@@ -42,8 +42,9 @@ class GraphedEncoder:
         Args:
             encoder: in evaluation mode, on the GPU.
             sizes: tokens of each graph.
-            capture: runs a forward pass and returns its output and what repeats it. Tests on a CPU replace it.
-            head: what the graphs compute of the hidden states at the output positions: (rows, hidden) -> (rows, n)
+            capture: runs a forward pass and returns its output and a function that repeats it. Tests on a CPU replace
+                it.
+            head: computed within the graphs from the hidden states at the output positions: (rows, hidden) -> (rows, n)
         """
         self.encoder = encoder
         self.head = head
@@ -62,7 +63,7 @@ class GraphedEncoder:
         return self.compute(batch.to(self.device, non_blocking=True)) if graph is None else graph(batch)
 
     def compute(self, batch: PackedBatch) -> Tensor:
-        """The same without a graph, for a batch on the GPU."""
+        """Compute a batch on the GPU without a graph."""
         return self.head(self.encoder(batch))
 
     def graph_for(self, batch: PackedBatch) -> Graph | None:
@@ -83,21 +84,21 @@ class GraphedEncoder:
         return graphs
 
     def _check(self) -> None:
-        """Raises RuntimeError if a graph does not compute what the encoder and the head do."""
+        """Raise RuntimeError if a graph's result differs from that of the encoder and the head."""
         positions = self.encoder.config.max_position_embeddings
         for graph in self.graphs:
             lengths = [min(graph.layout.tokens // part, positions) for part in (2, 4)]
             batch = PackedBatch.pack([[i % 7 for i in range(n)] for n in lengths], outputs=[[0], [0, 1]])
             expected = self.compute(batch.to(self.device))
-            # In 16 bits rounding alone gives 0.02: a graph's products have other numbers of rows, so other kernels.
+            # Rounding in 16 bits alone gives 0.02: with other numbers of rows, a graph has other kernels.
             if not (graph(batch) - expected).norm() < 0.1 * expected.norm():
                 raise RuntimeError(f"the graph of {graph.layout.tokens} tokens computes other numbers")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A batch of constant shape in one buffer of int64: token ids, positions, token types, output positions,
-    and the cumulative lengths of keys and of queries."""
+    """A batch of constant shape in one int64 buffer: token ids, positions, token types, output positions, and the
+    cumulative lengths of keys and of queries."""
 
     tokens: int
     max_seqlen: int
@@ -105,8 +106,8 @@ class Layout:
 
     @property
     def outputs(self) -> int:
-        """Output positions, and room for sequences. Texts of fewer than 16 tokens may fit no graph: more room
-        would launch more blocks of attention, most of them for nothing."""
+        """Room for output positions, and for sequences. Texts of fewer than 16 tokens may fit no graph: with more room,
+        more blocks of attention would be launched, most of them without work."""
         return max(32, self.tokens // 16)
 
     @property
@@ -120,8 +121,8 @@ class Layout:
         return [self.tokens] * 3 + [self.outputs] + [self.capacity + 1] * 2
 
     def holds(self, tokens: int, rows: int) -> bool:
-        """Whether there is room for so many tokens, one more for the dummy sequence that has the spare outputs, and so
-        many sequences or output positions."""
+        """Whether there is room for N tokens, one more for the dummy sequence that has the spare outputs, and for a
+        number of sequences or output positions."""
         return tokens < self.tokens and rows <= self.outputs
 
     def write(self, buffer: Tensor, batch: PackedBatch) -> None:
@@ -136,7 +137,7 @@ class Layout:
         ):
             part[: len(values)] = values
             part[len(values) :] = 0
-        # The remaining tokens form dummy sequences, and the first of them has the remaining outputs.
+        # Dummy sequences fill the remaining tokens, and the first of them has the remaining outputs.
         start = len(batch.cu_seqlens)
         keys[:start], queries[:start] = batch.cu_seqlens, batch.outputs.sequences.cu_seqlens
         ends = batch.total_tokens + self.max_seqlen * torch.arange(1, len(keys) - start + 1)
@@ -155,7 +156,7 @@ class Graph:
     """A recorded forward pass over a batch of constant shape."""
 
     def __init__(self, layout: Layout, host: Tensor, device: Tensor, out: Tensor, replay: Replay) -> None:
-        """Use `capture` instead."""
+        """Store the recorded pass; call `capture` instead."""
         self.layout = layout
         self.out = out  # (outputs, n)
         self._host = host  # page-locked where the device is a GPU
@@ -174,7 +175,7 @@ class Graph:
         return cls(layout, host.pin_memory() if device.is_cuda else host, device, out, replay)
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        """See `GraphedEncoder.__call__`."""
+        """The head's rows for the output positions, valid until the next call: (num_outputs, n)"""
         assert batch.outputs is not None
         if self._copied is not None:
             self._copied.synchronize()  # the last copy may still be reading the host's buffer
@@ -187,7 +188,7 @@ class Graph:
 
 
 def capture_cuda() -> Capture:
-    """Captures that share one memory pool, because only one graph runs at a time."""
+    """Make a function that captures graphs. They share one memory pool, because only one graph runs at a time."""
     pool = torch.cuda.graph_pool_handle()
     side = torch.cuda.Stream()
 

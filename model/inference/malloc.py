@@ -1,4 +1,4 @@
-"""glibc's malloc keeps freed memory."""
+"""Makes glibc's malloc keep freed memory."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def keep_freed_memory() -> None:
     """
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(_M_MMAP_THRESHOLD, _LARGEST):  # 0 where it is refused
+        if mallopt(_M_MMAP_THRESHOLD, _LARGEST):  # 0 if it is refused
             mallopt(_M_TRIM_THRESHOLD, _LARGEST)

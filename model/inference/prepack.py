@@ -1,7 +1,7 @@
 """Weights in oneDNN's blocked layout, for an encoder that only serves.
 
-oneDNN multiplies fastest by a weight in a layout of its own, and adds bias and activation before it writes the
-product to memory. `torch.compile` uses the same operators; used directly they need no compiler.
+oneDNN multiplies fastest by a weight in its blocked layout, and adds bias and activation before it writes the product
+to memory. `torch.compile` uses the same operators; without it they need no compiler.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 class PrepackedLinear(nn.Module):
     """`activation(x @ weight.T + bias)` in one oneDNN kernel.
 
-    In bfloat16, a row's result is bit-identical for any number of rows, and for all given numbers of threads, as far as
-    `model.inference.batch_invariance.find_chunk_sizes` finds numbers of rows that sum in one order.
+    In bfloat16, a row's result is bit-identical for any number of rows and for all given numbers of threads, as far as
+    `model.inference.batch_invariance.find_chunk_sizes` finds suitable sizes of chunks.
     """
 
     weight: Tensor
@@ -46,7 +46,7 @@ class PrepackedLinear(nn.Module):
     def __init__(
         self, weight: Tensor, bias: Tensor, activation: str | None = None, threads: tuple[int, ...] = ()
     ) -> None:
-        """`threads`: the numbers of threads that torch will use; by default the current one."""
+        """Prepack a layer. `threads`: numbers of threads that torch will use; by default the current one."""
         super().__init__()
         self.out_features, in_features = weight.shape
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), LAYOUT_ROWS)
@@ -78,7 +78,7 @@ MakeLinear = Callable[[Tensor, Tensor], nn.Module]
 
 
 class SplitProjection(nn.Module):
-    """`FusedProjection` of the last layer, which computes queries for some tokens and keys and values for all."""
+    """`FusedProjection` of the last layer, which computes keys and values for all tokens, and queries for some."""
 
     def __init__(self, projection: FusedProjection, make_query: MakeLinear, make_key_value: MakeLinear) -> None:
         super().__init__()
@@ -97,11 +97,11 @@ def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
 
     Args:
         encoder: in float32 or bfloat16, in evaluation mode.
-        threads: the numbers of threads that torch will use; by default the current one.
+        threads: numbers of threads that torch will use; by default the current one.
 
     Returns:
-        Whether it did: False if this build of torch or this processor has no such operators, or if they do
-        not compute what plain layers do.
+        Whether they were replaced. False if this build of torch or this processor has no such operators, or if their
+        results differ from those of plain layers.
     """
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     activation = encoder.config.hidden_act if encoder.config.hidden_act in _FUSED_ACTIVATIONS else None
@@ -123,7 +123,7 @@ def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
 
 @torch.inference_mode()
 def warm_up_linear(encoder: BertEncoder, rows: int) -> None:
-    """Let oneDNN compile the kernels of all products of a layer with so many rows.
+    """Let oneDNN compile the kernels of all products of a layer with `rows` rows.
 
     A kernel belongs to shapes, not to a layer, so one layer is enough.
     """
@@ -139,7 +139,7 @@ def warm_up_linear(encoder: BertEncoder, rows: int) -> None:
 
 @torch.inference_mode()
 def warm_up_attention(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
-    """Let oneDNN compile the kernels of attention for batches of up to `tokens`, in texts of at least `shortest`."""
+    """Let oneDNN compile the kernels of attention for batches of up to `tokens`. Texts have at least `shortest`."""
     config, weight = encoder.config, encoder.embeddings.norm.weight
     heads = config.num_attention_heads
     dtype = weight.dtype

@@ -3,15 +3,15 @@
 - Scales: weights have one per output channel, activations one per row ("vector-wise quantization", Dettmers et
   al. 2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is loaded,
   activations in each call.
-- Zero points: activations reach further above 0 than below it, or the reverse, so each layer has the zero point that
-  fits its inputs. It is found when a checkpoint is loaded, as are the factors below.
+- Zero points: activations reach further above 0 than below it, or the reverse. So each layer has the zero point that
+  fits its inputs, found when a checkpoint is loaded, as are the factors below.
 - Factors: a few channels of a norm's output reach far beyond the others. Channels above the median are divided by a
   factor, and their weights multiplied by it ("SmoothQuant", Xiao et al. 2023, section 4,
   https://arxiv.org/abs/2211.10438).
-- Batch invariance: a row's scale follows from the row alone, and sums of integers have no rounding, so a row's product
-  is the same to the last bit in any batch.
-- Float32: norms, heads, attention, and what the last layer computes only for output positions. Longer texts attend in
-  bfloat16 if the processor multiplies that faster.
+- Batch invariance: a row's scale depends on the row alone, and sums of integers have no rounding. So a row's product is
+  the same to the last bit in any batch.
+- Float32: norms, heads, attention, and the part of the last layer that is computed for output positions only. Longer
+  texts attend in bfloat16 if that is faster on the processor.
 
 The product is oneDNN's, of unsigned activations and signed weights. `torch._int_mm` is a plain loop without VNNI, and
 `quantized::linear_dynamic` has one scale for the whole batch (experiments/LOG.md).
@@ -34,9 +34,9 @@ from model.packing import PackedBatch
 from model.timing import best_seconds
 
 _MAX_ACTIVATION = 255
-"""The product takes unsigned activations."""
+"""Maximum activation, because the product takes unsigned 8-bit activations."""
 _CENTER = 128
-"""The zero point of activations that reach as far above 0 as below it."""
+"""The zero point of activations that reach equally far above and below 0."""
 _SAMPLE_TEXTS, _SAMPLE_TOKENS = 8, 64
 """Texts of random words that the network reads to find `InputQuantization`, and the tokens of each."""
 _WEIGHT_LIMITS = (127, 64)
@@ -44,21 +44,21 @@ _WEIGHT_LIMITS = (127, 64)
 2 * 255 * 64 and saturates above."""
 _PROBED_ROWS = (1, 8, 64, 512)
 _FEED_FORWARD_ROWS = 512
-"""Rows that pass through both feed-forward layers together: what lies between stays in the processor's cache, which
-takes a fifth to a third less time than layer by layer (Zen 3, widths 768 to 256)."""
+"""Rows that pass through both feed-forward layers together. The intermediate result stays in the processor's cache,
+which takes a fifth to a third less time than layer by layer (Zen 3, widths 768 to 256)."""
 _ROUNDING_OFFSET = 1.5 * 2**23
-"""Float32 numbers near it are integers, and the lowest byte of their bits is that of the integer."""
+"""Adding it rounds a small float32 number to an integer, which is then the lowest byte of the sum's bits."""
 _SMALLEST = 1e-30
 """Keeps the scale of a row or a channel of zeros above 0."""
 
 
 class InputQuantization(NamedTuple):
-    """How the inputs of a layer are quantized."""
+    """The zero point and factors that quantize the inputs of a layer."""
 
     zero_point: int
-    """What stands for 0 when they are quantized: 1 to 254"""
+    """The quantized value that stands for 0: 1 to 254"""
     factors: Tensor | None = None
-    """What each channel is multiplied by before: (in_features,)"""
+    """The factor of each channel, applied before quantizing: (in_features,)"""
 
 
 _SYMMETRIC = InputQuantization(_CENTER)
@@ -78,7 +78,7 @@ class QuantizedLinear(nn.Module):
         Args:
             weight: (out_features, in_features) float32
             bias: (out_features,) float32
-            inputs: how the layer's inputs are quantized
+            inputs: zero point and factors of the layer's inputs
 
         Raises:
             UnsupportedInt8Error: torch has no exact int8 product for this processor.
@@ -122,13 +122,13 @@ def quantize_rows(x: Tensor, zero_point: int) -> tuple[Tensor, Tensor]:
     A row with a value that is not finite gets a scale that is not finite.
     """
     scales = _row_scales(x, zero_point)
-    # Torch narrows integers in a fraction of the time that it takes to round numbers and convert them.
+    # Torch narrows integers in a fraction of the time in which it rounds and converts numbers.
     return (x * (1 / scales)).add_(_ROUNDING_OFFSET + zero_point).view(torch.int32).to(torch.uint8), scales
 
 
 def _row_scales(x: Tensor, zero_point: int | Tensor) -> Tensor:
-    """(rows, width) -> (rows, 1) the smallest scale with which no value of a row saturates, or (rows, n) for n zero
-    points (n,)."""
+    """(rows, width) -> (rows, 1) the smallest scale with which no value of a row saturates; for n zero points (n,), one
+    column each: (rows, n)."""
     above, below = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
     return torch.maximum(above / (_MAX_ACTIVATION - zero_point), below / -zero_point).clamp_min_(_SMALLEST)
 
@@ -136,7 +136,7 @@ def _row_scales(x: Tensor, zero_point: int | Tensor) -> Tensor:
 def quantize_encoder(encoder: BertEncoder) -> None:
     """Replace the linear layers of an encoder in float32 on a CPU by int8 ones, in place.
 
-    Of the last layer, only keys and values are computed for all tokens. The rest stays in float32: its rows are few.
+    In the last layer, only the projection to keys and values is replaced. The rest has few rows, and stays in float32.
 
     Raises:
         UnsupportedInt8Error: torch has no exact int8 product for this processor.
@@ -164,7 +164,7 @@ def quantize_encoder(encoder: BertEncoder) -> None:
 
 @torch.inference_mode()
 def find_input_quantization(encoder: BertEncoder) -> dict[nn.Module, InputQuantization]:
-    """For each linear layer, the zero point and factors that fit its inputs, from a forward pass over random words.
+    """The zero point and factors that fit the inputs of each linear layer, from a forward pass over random words.
 
     Random words are enough, because the range of each channel depends little on the words (Kovaleva et al. 2021,
     https://arxiv.org/abs/2105.06990). A channel of a norm's output whose largest magnitude, its reach, is above the
@@ -228,7 +228,7 @@ def weight_limit(out_features: int, in_features: int) -> int:
 
 @torch.inference_mode()
 def linear_seconds(in_features: int, out_features: int, dtype: torch.dtype) -> tuple[float, float]:
-    """Seconds that a prepacked linear layer takes for 512 rows in `dtype`, and in int8: the best of interleaved calls.
+    """Seconds for 512 rows in a prepacked linear layer in `dtype`, and in int8: the best of interleaved calls.
 
     It is CPU time, so that other processes do not influence the result.
 
@@ -238,7 +238,7 @@ def linear_seconds(in_features: int, out_features: int, dtype: torch.dtype) -> t
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, in_features, generator=generator) for rows in (out_features, 512))
     bias = weight.new_zeros(out_features)
-    quantized = QuantizedLinear(weight, bias)  # first: where it cannot be had, the other may not be either
+    quantized = QuantizedLinear(weight, bias)  # first, because without it the other may be unavailable too
     prepacked = PrepackedLinear(weight.to(dtype), bias.to(dtype))
     calls = partial(prepacked, x.to(dtype)), partial(quantized, x)
     seconds, int8_seconds = best_seconds(calls, rounds=8, clock=time.process_time)
@@ -254,8 +254,8 @@ def _pack(weight: Tensor) -> Tensor:
 def _multiply(x: Tensor, zero_point: int, weight: Tensor, scales: Tensor, weight_zero_points: Tensor) -> Tensor:
     """uint8 (rows, in_features) -> float32 (rows, out_features): sums times the scales of the weights.
 
-    With AMX, a sum becomes float32 before the zero point's part is subtracted, so it is exact up to 2^24. To exceed
-    that, a row needs more than 500 inputs, nearly all of them extreme.
+    With AMX, a sum becomes float32 before the zero point's part is subtracted, so it is exact up to 2^24. Only rows
+    with more than 500 inputs, nearly all of them extreme, exceed that.
     """
     out: Tensor = torch.ops.onednn.qlinear_pointwise(
         x, 1.0, zero_point, weight, scales, weight_zero_points, None, 1.0, 0, torch.float32, "none", [], ""

@@ -16,7 +16,7 @@ from training.sources.tables import in_recipe
 
 _CHOSEN = ("name.", "run.", "data.", "export.", "finetune.train.", "finetune.test.", "source.path.", "source.hub.")
 _OPTIONS = {"source.text": "--text", "source.label": "--label", "source.format": "--format"}
-"""Keys that `classify` writes itself, and those that have an option."""
+"""Keys that `classify` writes itself, or that have an option."""
 
 _KEYS = {
     "the source's `table` states it": "--encoding, --delimiter, --quote, --escape or --no-header states it",
@@ -24,14 +24,14 @@ _KEYS = {
     "set the source's `format`": "add --format",
     "set `format`": "add --format",
 }
-"""How messages about a source call a key, and its option."""
+"""A key as messages about a source name it, and the option that replaces it."""
 
 Values = dict[str, Any]
 """A recipe, or a table of it, as TOML gives it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `classify`. Those of a table's dialect have the names that `bert` gives them."""
+    """Add the arguments of `classify`. A table's dialect has the same options as in `bert`."""
     add = parser.add_argument
     add("table", metavar="TABLE", help="CSV, TSV, JSONL, Parquet or fastText file; or a folder with a folder per label")
     add("--text", metavar="COLUMNS", help="columns with the text, such as title,body [the one that fits]")
@@ -49,15 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def absolute(path: str) -> Path:
-    """The path from the root. A `~` in quotation marks, which the shell leaves, is the home folder."""
+    """The absolute path. The shell leaves a `~` in quotation marks; it is the home folder."""
     return Path(os.path.abspath(path if os.path.exists(path) else os.path.expanduser(path)))  # noqa: PTH100, PTH110, PTH111
 
 
 def stated_values(overrides: Sequence[str]) -> dict[str, Any]:
-    """The overrides as tables; `source` and `finetune` are always there.
+    """The overrides as tables; `source` and `finetune` always exist.
 
     Raises:
-        RecipeError: one of them is not of the form key=value, or is for `classify` to choose.
+        RecipeError: an override is not of the form key=value, or `classify` chooses its key.
     """
     values: dict[str, Any] = {"source": {}, "finetune": {}}
     for override in overrides:
@@ -92,7 +92,7 @@ def source_of(given: argparse.Namespace, stated: Values, path: Path) -> SourceCo
 
 
 def as_options(error: SourceError | TableError) -> str:
-    """The message of an error about a source of a recipe, with the options of `classify`."""
+    """The message of an error about a recipe's source, with the options of `classify` in place of keys."""
     message = str(error) if isinstance(error, SourceError) else in_recipe(str(error))
     for key, option in _KEYS.items():
         message = message.replace(key, option)

@@ -1,7 +1,7 @@
-"""Which columns of a table hold the texts and the labels.
+"""The choice of the columns of a table that hold the texts and the labels.
 
 A column is chosen if it is the only one that fits: by its name, else by its values. Otherwise an error lists the
-columns with examples and says what to add to the command line.
+columns with examples, and names the option to add to the command line.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def check_label_column(table: TableSurvey, texts: Sequence[str], label: str) -> 
 
 
 Asked = Callable[[str], SourceError]
-"""Makes the error that lists the columns, from what is wrong."""
+"""Makes the error that lists the columns, from a message."""
 
 
 def _asked(table: TableSurvey, text: str | None, label: str | None) -> Asked:
@@ -86,7 +86,7 @@ def _asked(table: TableSurvey, text: str | None, label: str | None) -> Asked:
 
 
 def _named(table: TableSurvey, asked: Asked, names: Sequence[str]) -> list[Column]:
-    """The columns with these names, but for case and blanks around them; or numbers."""
+    """The columns with these names or numbers. Case and blanks around names do not matter."""
     found = []
     for name in names:
         exact = [column for column in table.columns if column.name == name]
@@ -102,7 +102,7 @@ def _named(table: TableSurvey, asked: Asked, names: Sequence[str]) -> list[Colum
 def _only(
     asked: Asked, columns: Sequence[Column], what: str, names: set[str], fits: Callable[[Column], bool]
 ) -> Column:
-    """The only column that has one of the names, else the only one that fits."""
+    """The only column that has one of the names, else the only one whose values fit."""
     named = [column for column in columns if _plain(column.name) in names]
     fitting = [column for column in columns if fits(column)]
     both = [column for column in named if column in fitting]
@@ -139,7 +139,7 @@ def _examples(column: Column) -> Iterator[str]:
 
 
 def _advice(table: TableSurvey, text: str | None, label: str | None) -> str:
-    """The options to add: what was given, else what fits, else a placeholder."""
+    """The options to add. A column that was not given is the one that fits, else a placeholder."""
     texts = [column.name for column in table.columns if column.is_text]
     labels = [column.name for column in table.columns if column.is_label]
     labels.sort(key=lambda name: _plain(name) not in _LABEL_NAMES)

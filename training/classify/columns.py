@@ -19,20 +19,20 @@ from training.sources.plain_text import read_lines
 from training.sources.tables import read_rows
 
 MAX_VALUES = 1000
-"""Different values of a column that are counted: a column with more does not hold labels."""
+"""Different values of a column that are counted, because a column with more does not hold labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What is known of a column after all rows were read."""
+    """Statistics of a column over all rows."""
 
     name: str
     rows: int
     """Rows with a value."""
     values: Mapping[str, int]
-    """How often each value occurs, of at most `MAX_VALUES`; a list as JSON."""
+    """Number of rows with each value, for at most `MAX_VALUES` values; a list is a value as JSON."""
     has_more: bool
-    """Whether there are values beyond these."""
+    """Whether there are more values."""
     lists: int
     """Rows whose value is a list."""
 
@@ -49,7 +49,7 @@ class Column:
 
     @property
     def is_label(self) -> bool:
-        """Whether few short values occur several times each, or lists or combinations of such."""
+        """Whether few short values occur several times each, or lists or combinations of short values."""
         return are_labels(self.values, has_more=self.has_more, has_lists=self.lists > 0)
 
 
@@ -58,9 +58,9 @@ class TableSurvey:
     """A file or folder as a source, and its columns; none for fastText and for folders of texts."""
 
     name: str
-    """For messages."""
+    """Name of the table in messages."""
     source: SourceConfig
-    """Without columns; with the format that its first lines tell."""
+    """The source without columns, with the format that its first lines show."""
     rows: int
     columns: tuple[Column, ...] = ()
 
@@ -69,8 +69,8 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
     """Read all rows of a source.
 
     Args:
-        source: With an absolute path; its columns are ignored.
-        name: How messages call it.
+        source: The source, with an absolute path; its columns are ignored.
+        name: Name of the table in messages.
 
     Raises:
         SourceError, TableError: a file cannot be read, or has neither columns nor labels.
@@ -101,7 +101,7 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
 
 
 def _without_columns(source: SourceConfig, found: Sequence[Path], kinds: set[str], name: str) -> SourceConfig:
-    """The source of texts whose labels stand in their lines or in the names of folders."""
+    """The source of texts whose labels are in their lines or in the names of folders."""
     first = next((line for _, line in read_lines(found[0], source.table.encoding) if line.strip()), "")
     if kinds == {"fasttext"} or FASTTEXT_LABEL in first:
         return source.model_copy(update={"format": "fasttext"})
@@ -138,10 +138,11 @@ class _Counts:
 
 
 def _counted(cell: Any) -> tuple[str | None, bool]:
-    """A cell as a label, None if it is missing, and whether it is a list of several, which is counted as JSON."""
+    """A cell as a label (None if it is missing), and whether it is a list. A list of several labels is counted as
+    JSON."""
     try:
         values = cell_values(cell, "")
-    except TableError:  # only an error if the column is chosen
+    except TableError:  # an error only if the column is chosen
         return json.dumps(cell, ensure_ascii=False, default=str), False
     if len(values) > 1:
         return json.dumps(values, ensure_ascii=False, default=str), True
@@ -156,7 +157,7 @@ def _is_prose(value: str) -> bool:
 
 
 def _check_header(columns: Sequence[Column], name: str) -> None:
-    """Raise SourceError if the header is a row: a name of it is also a value of its column."""
+    """Raise SourceError if the header is a row: one of its names is also a value of its column."""
     for column in columns:
         if column.name in column.values:
             raise SourceError(

@@ -1,8 +1,8 @@
 """`classify`: a table of texts and labels to the recipe of a classifier.
 
-1. `columns` and `choice`: the columns, and which of them hold the texts and the labels.
-2. `values` and `labels`: the values of the label column, and what is left out.
-3. `output`: the recipe in the output folder. The commands of `all` do the rest.
+1. `columns` and `choice`: the columns that hold the texts and the labels. 2. `values` and `labels`: the values of the
+label column, and the rows to leave out. 3. `output`: the recipe in the output folder. The commands of `all` do the
+rest.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from training.errors import SourceError
 from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, parse_recipe
 
 TEST_FRACTION, MAX_TESTED = 0.2, 2000
-"""Share of the texts that is held out for the report without --test, and about how many these are at most: with 2,000,
-the standard error of an accuracy of 0.9 is 0.007."""
+"""Share of the texts that is held out for the report without --test, and approximate maximum of these texts. With
+2,000, the standard error of an accuracy of 0.9 is 0.007."""
 
 
 TRAINING_SHARE, START_MINUTES = 0.8, 0.4
-"""What fine-tuning gets of the time of the whole command: the table is read before it, the report is made after it."""
+"""Fine-tuning gets this share of the command's minutes, minus the start minutes. The table is read before it, and the
+report is made after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `classify` is going to do."""
+    """The decisions of `classify`."""
 
     recipe: Recipe
     summary: str
-    """For the user, before the work begins."""
+    """Text for the user, before the work begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the tables tell."""
+    """The contents of the tables."""
 
     train: SourceConfig
     test: SourceConfig | None
@@ -55,7 +56,7 @@ class Survey:
     """How a value of the label column is split, see `training.classify.values.split`."""
     counts: LabelCounts
     tested: LabelCounts
-    """Of the test table; empty without one."""
+    """Labels of the test table; empty without one."""
     dev_fraction: float
     test_fraction: float
 
@@ -64,11 +65,11 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     """Read the table, and write the recipe into the output folder.
 
     Args:
-        overrides: Of the recipe; `source.KEY=value` is for the table.
+        overrides: Overrides of the recipe; `source.KEY=value` is for the table.
         arguments: The command line, for the first line of the recipe.
 
     Raises:
-        SourceError: the table, its columns or its labels cannot be used; says what to do.
+        SourceError: the table, its columns or its labels cannot be used; the message has the remedy.
         RunError: the output folder holds something else.
         RecipeError: an override makes no sense.
     """
@@ -81,7 +82,7 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     except (SourceError, TableError) as error:
         raise SourceError(as_options(error)) from error
     values = _recipe(given, stated, found, labels, output)
-    recipe = parse_recipe(values, "the recipe of classify")  # a mistake is found before anything is written
+    recipe = parse_recipe(values, "the recipe of classify")  # checked before anything is written
     if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE_LABEL):
         values["finetune"]["pretrained"] = str(choose_start(recipe))
     recipe = write_recipe(output, values, f"python -m training {shlex.join(arguments)}")
@@ -95,7 +96,7 @@ def survey(given: argparse.Namespace, stated: Values) -> Survey:
         stated: Overrides as tables, with `source` and `finetune`.
 
     Raises:
-        SourceError, TableError: as `plan`.
+        SourceError, TableError: see `plan`.
     """
     table = survey_table(source_of(given, stated, absolute(given.table)), given.table)
     train = _with_columns(given, table)
@@ -140,11 +141,11 @@ def _recipe(given: argparse.Namespace, stated: Values, found: Survey, labels: La
     return chosen | others | {"export": {"classifier": str(output / MODEL)}, "finetune": finetune}
 
 
-# --- what the table tells ------------------------------------------------------------------------------------------
+# --- the contents of the table -------------------------------------------------------------------------------------
 
 
 def _with_columns(given: argparse.Namespace, table: TableSurvey) -> SourceConfig:
-    """The source with its columns. Raises SourceError if they are in doubt, or the table is tiny."""
+    """The source with its columns. Raises SourceError if the choice is in doubt, or the table is tiny."""
     if not table.columns:
         return table.source
     if table.rows < 2 * MIN_TEXTS:
@@ -158,7 +159,7 @@ def _with_columns(given: argparse.Namespace, table: TableSurvey) -> SourceConfig
 
 
 def _like(train: SourceConfig, test: TableSurvey) -> SourceConfig:
-    """The source of the test table: the columns of the same names."""
+    """The source of the test table, with the columns of the same names."""
     if not test.columns or train.label is None:
         return test.source
     *texts, label = find_columns(test, [*train.text, train.label])
@@ -169,7 +170,7 @@ def _problem(table: TableSurvey, source: SourceConfig, stated: Values) -> tuple[
     """The problem type if it is not the usual one, and how a value of the label column is split.
 
     Raises:
-        SourceError: the column does not hold labels; says how to state what it holds.
+        SourceError: the column does not hold labels; the message says how to state its contents.
     """
     problem, separator = stated["finetune"].get("problem_type"), stated["source"].get("separator")
     column = next((column for column in table.columns if column.name == source.label), None)
@@ -185,7 +186,7 @@ def _problem(table: TableSurvey, source: SourceConfig, stated: Values) -> tuple[
 
 
 def _values(source: SourceConfig, separator: str | None, data: Path) -> Values:
-    """A source as a table of the recipe: what differs from the defaults.
+    """A source as a table of the recipe, with the keys that differ from the defaults.
 
     Args:
         data: The recipe's folder of texts.
@@ -201,11 +202,12 @@ def _values(source: SourceConfig, separator: str | None, data: Path) -> Values:
     return values
 
 
-# --- what is said before the work begins ---------------------------------------------------------------------------
+# --- the summary before the work begins ----------------------------------------------------------------------------
 
 
 def _summary(given: argparse.Namespace, stated: Values, found: Survey, labels: Labels) -> Iterator[str]:
-    """What was found, what was decided, and what will be done. An estimate of the time is best added here."""
+    """Sentences about the data found, the decisions made and the work ahead. An estimate of the time is best added
+    here."""
     counts, source = found.counts, found.train
     columns = f" (column{'s' * (len(source.text) > 1)} {', '.join(source.text)}; labels: column {source.label})"
     columns = ", labelled by their folders" if source.label == "folder" else columns

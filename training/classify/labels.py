@@ -22,10 +22,10 @@ from training.sources.split import text_hash
 from training.sources.tables import labels_value, read_rows, text_value
 
 MIN_TEXTS = 10
-"""Texts that two labels need at least: with fewer, neither training nor figures mean anything."""
+"""Minimum number of texts of two labels: with fewer, neither training nor figures mean anything."""
 
 MANY_GROUPS = 20
-"""Of a label with fewer groups of texts, all may be held out."""
+"""A label with fewer groups of texts may have all of them held out."""
 
 
 @dataclass(slots=True)
@@ -39,16 +39,16 @@ class LabelCounts:
     values: Counter[str] = field(default_factory=Counter)
     """Texts of each value."""
     first_texts: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """By value, the hashes of two texts, or of the only one."""
+    """For each value, the hashes of two texts, or of the only one."""
     first_groups: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """By value, the hashes of `MANY_GROUPS` groups, or of all. A text without a group is one."""
+    """For each value, the hashes of at most `MANY_GROUPS` groups. A text without a group is a group by itself."""
 
 
 def count_labels(source: SourceConfig, separator: str | None) -> LabelCounts:
     """Read the labels of all rows.
 
     Args:
-        source: With its columns.
+        source: The source, with its columns.
         separator: see `training.classify.values.split`.
     """
     counts = LabelCounts()
@@ -88,12 +88,12 @@ def _rows(source: SourceConfig) -> Iterator[tuple[str, str | None, str | None]]:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What `finetune.labels` says, and why."""
+    """The value of `finetune.labels`, and the reasons."""
 
     names: dict[str, str]
-    """The label of each value; "" leaves it out."""
+    """The label of each value; "" leaves the value out."""
     notes: list[str]
-    """What is left out."""
+    """Descriptions of the values that are left out."""
 
 
 def name_labels(
@@ -102,10 +102,10 @@ def name_labels(
     """A label for each value of the table and of the test table.
 
     Args:
-        tested: Of the test table; empty without one.
-        stated: `finetune.labels` of the command line: values that it does not name are their own labels.
+        tested: Labels of the test table; empty without one.
+        stated: `finetune.labels` of the command line. Values that it does not name keep their spelling.
         split_: `dev_fraction` and `test_fraction`.
-        name: How messages call the table.
+        name: Name of the table in messages.
 
     Raises:
         SourceError: values differ only in their spelling, or there are too few labels or texts.
@@ -134,7 +134,7 @@ def name_labels(
 def _useless(
     counts: LabelCounts, names: Mapping[str, str], split_: tuple[float, float]
 ) -> Iterator[tuple[set[str], str]]:
-    """Labels that cannot be learned, and why; see `name_labels`."""
+    """Labels that cannot be learned, with the reasons; see `name_labels`."""
     texts: dict[str, set[int]] = defaultdict(set)
     groups: dict[str, set[int]] = defaultdict(set)
     for value, label in names.items():
@@ -149,7 +149,7 @@ def _useless(
 
 
 def listed(counts: Mapping[str, int], most: int = 1000) -> str:
-    """Values with their number of texts, the most frequent first, and how many there are beyond a number of values.
+    """Values with their number of texts, the most frequent first, and the number of values beyond `most`.
 
     >>> listed({"bad": 3, "good": 1200}), listed({"bad": 3, "good": 1200}, most=1)
     ('good (1,200), bad (3)', 'good (1,200) and 1 more')
@@ -160,7 +160,7 @@ def listed(counts: Mapping[str, int], most: int = 1000) -> str:
 
 
 def labels_override(labels: Mapping[str, str]) -> str:
-    """An argument of the command line that states labels, for a shell."""
+    """A command line argument that states labels, quoted for a shell."""
     return shlex.quote(f"finetune.labels={inline(labels)}")
 
 

@@ -19,8 +19,11 @@ MODEL = "model"
 
 
 def check_output(output: Path, table: Path) -> None:
-    """Raise RunError if the folder has other files than those of an earlier `classify`, if it is in the folder of the
-    texts, or if its name begins with a dot, which no name of a run does."""
+    """Raise RunError if an output folder cannot be used.
+
+    It must not hold files other than those of an earlier `classify`, or be in the folder of the texts. Its name must
+    not begin with a dot, because a run's name does not.
+    """
     if table in (output, *output.parents):
         raise RunError(f"{output} is in {table}, where it would be read as text: name another --output")
     if output.is_dir():
@@ -38,7 +41,7 @@ def write_recipe(output: Path, values: Mapping[str, Any], command: str) -> Recip
 
     Args:
         values: Valid keys of a recipe.
-        command: For the first line of the file.
+        command: The command line, for the first line of the file.
 
     Raises:
         RunError: another process works in the folder.

@@ -22,17 +22,17 @@ from training.sources.labels import labelled
 PRETRAINED, SENTIMENT = (Path(model.__file__).parent / "weights" / name for name in ("pretrained", "sentiment"))
 
 TRIED_TEXTS = 400
-"""Texts that the shipped classifier reads in a few seconds."""
+"""Texts that the shipped classifier is tried on, which takes a few seconds."""
 
 MIN_TOLD = 0.15
-"""Share of the errors of always answering the most frequent label that its answers must avoid: none with topics,
-0.4 with five numbers of stars, 0.85 with opinions."""
+"""Minimum share of the errors of a constant answer that the shipped classifier's answers must avoid. It avoids none
+with topics, 0.4 with five numbers of stars, 0.85 with opinions."""
 
 logger = logging.getLogger(__name__)
 
 
 def choose_start(recipe: Recipe) -> Path:
-    """The shipped classifier if its answers tell the labels of the table, else the shipped pretrained network."""
+    """The shipped classifier if its answers predict the labels of the table, else the shipped pretrained network."""
     read = reading_of(recipe.finetune.train[0])
     first = list(itertools.islice(labelled(recipe.finetune.train[0], recipe), 10 * TRIED_TEXTS))
     documents, labels = zip(*first[:: -(-len(first) // TRIED_TEXTS)], strict=True)  # a file may be sorted by labels

@@ -1,4 +1,4 @@
-"""Values to TOML: what a recipe needs of it."""
+"""Writes values as TOML, as far as recipes need it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def inline(value: Any) -> str:
     { name = "a \\"b\\"", text = ["title", "body"], "1.0" = true }
     """
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the rest is equal in TOML
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # all else is the same in TOML
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):

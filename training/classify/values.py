@@ -14,13 +14,13 @@ from training.sources.labels import canonical
 
 SEPARATORS = (";", "|", ",")
 MAX_LABELS = 200
-"""Different values of a column that is taken for the labels unasked."""
+"""Maximum number of different values of a column that is chosen as labels without being named."""
 MAX_NUMBERS = 20
-"""Different whole numbers that are taken for labels, such as stars, and not for a quantity."""
+"""Maximum number of different whole numbers that are taken for labels, such as stars, and not for a quantity."""
 _LABEL_CHARACTERS = 40
 
 LIST = "list"
-"""How a cell is split that is a list, in place of a separator."""
+"""Marks cells that are lists, in place of a separator."""
 
 
 def split(value: str, separator: str | None) -> list[str]:
@@ -36,8 +36,9 @@ def split(value: str, separator: str | None) -> list[str]:
 
 
 def separator_of(values: Iterable[str]) -> str | None:
-    """The character that splits values into fewer labels than there are values, most of which recur in other values;
-    None if there is none.
+    """The character that splits values into labels; None if there is none.
+
+    There must be fewer labels than values, and most labels must recur in other values.
 
     >>> separator_of(["price", "service", "price; service"]), separator_of(["Food, Drink", "Home, Garden"])
     (';', None)
@@ -61,12 +62,12 @@ def separator_of(values: Iterable[str]) -> str | None:
 
 
 def are_labels(values: Mapping[str, int], *, has_more: bool, has_lists: bool) -> bool:
-    """Whether values look like labels: few short ones that recur, or combinations of such.
+    """Whether values look like labels: few short ones that recur, or combinations of them.
 
     Args:
-        values: How often each occurs.
-        has_more: There are further values.
-        has_lists: Some are lists as JSON.
+        values: Number of rows with each.
+        has_more: Whether there are further values.
+        has_lists: Whether some are lists as JSON.
     """
     if has_lists:
         parts = Counter(part for value in values for part in split(value, LIST))
@@ -91,8 +92,8 @@ def are_quantities(values: Iterable[str]) -> bool:
 
 
 def spellings(counts: Mapping[str, int]) -> list[list[str]]:
-    """Values that differ only by case, by blanks, or by the form of their Unicode characters: groups of two or more,
-    the most frequent first.
+    """Values that differ only by case, by blanks, or by the form of their Unicode characters. Each group has two or
+    more, the most frequent first.
 
     >>> spellings({"Good": 5, "good": 9, "bad": 3, "b ad": 1, "fine": 7})
     [['good', 'Good'], ['bad', 'b ad']]

@@ -1,4 +1,4 @@
-"""Documents to the arrays of a shard: a pure function that every engine maps."""
+"""Encodes documents as the arrays of a shard: a pure function that every engine maps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from training.sources.documents import Document
 from training.sources.labels import Target
 
 MAX_SENTENCE_TOKENS = 125
-"""A longer sentence is cut: an example of 128 tokens has no room for more, so its middle would never be seen."""
+"""A longer sentence is cut, because an example of 128 tokens has no room for more and its middle would never be
+seen."""
 
 MAX_UNKNOWN = 0.5
-"""A sentence with a larger share of [UNK] is in another script; pretraining text is better off without it."""
+"""A sentence with a larger share of [UNK] is in another script, and is left out of pretraining text."""
 
 CACHED_WORDS = 500_000
 """Words whose token ids are remembered, about 100 MB."""
@@ -38,11 +39,11 @@ class EncodedShard:
     tokens: NDArray[np.unsignedinteger]
     """(tokens,) uint16 or uint32."""
     sentence_starts: NDArray[np.int32]
-    """(sentences + 1,) where each sentence starts in `tokens`. In labelled text a sentence is a text column."""
+    """(sentences + 1,) start of each sentence in `tokens`. In labelled text a sentence is a text column."""
     document_starts: NDArray[np.int32]
-    """(documents + 1,) where each document starts in `sentence_starts`."""
+    """(documents + 1,) start of each document in `sentence_starts`."""
     labels: NDArray[Any] | None = None
-    """See `label_column`; None for pretraining text."""
+    """Column of the labels, see `label_column`; None for pretraining text."""
     unknown_sentences: int = 0
     """Sentences that are mostly [UNK]: dropped from pretraining text, kept in labelled text."""
     cut_sentences: int = 0
@@ -52,11 +53,11 @@ class EncodedShard:
     lost_letters: int = 0
     """Letters of words that become [UNK] and of sentences that are dropped."""
     long_word_letters: int = 0
-    """Those of words that become [UNK] because they have more than `MAX_WORD` characters."""
+    """Letters of words that become [UNK] because they have more than `MAX_WORD` characters."""
 
 
 class ShardEncoder:
-    """Documents to token ids."""
+    """Encodes documents as token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
@@ -65,8 +66,8 @@ class ShardEncoder:
         self._words = tokenizer.word_ids(self.dtype.char, CACHED_WORDS)
 
     def encode_text(self, texts: Sequence[str], *, lines: bool = False) -> EncodedShard:
-        """Pretraining text: the sentences of each document, or its lines if they are sentences already. Sentences
-        without a token and documents without a sentence are left out."""
+        """Encode pretraining text: the sentences of each document, or its lines if they are sentences already.
+        Sentences without a token and documents without a sentence are left out."""
         sentences = [text.split("\n") if lines else split_sentences(text) for text in texts]
         every_sentence = list(itertools.chain.from_iterable(sentences))
         tokens, lengths = self._ids(every_sentence)
@@ -97,7 +98,8 @@ class ShardEncoder:
         )
 
     def encode_labelled(self, documents: Sequence[Document], labels: Sequence[Target]) -> EncodedShard:
-        """Labelled text: each text column is one sentence, empty ones included, so all documents are kept."""
+        """Encode labelled text: each text column is one sentence. Empty ones are included, so all documents are
+        kept."""
         fields = [field for document in documents for field in document.fields]
         tokens, lengths = self._ids(fields)
         columns = np.array([len(document.fields) for document in documents], np.int64)
@@ -115,14 +117,14 @@ class ShardEncoder:
         )
 
     def _unknown_tokens(self, tokens: NDArray[np.unsignedinteger], lengths: Counts) -> Counts:
-        """(sentences,) how many tokens are [UNK]."""
+        """(sentences,) number of tokens that are [UNK]."""
         sentence = np.repeat(np.arange(len(lengths)), lengths)  # (tokens,)
         return np.bincount(sentence[tokens == self._tokenizer.unk_id], minlength=len(lengths))
 
     def _letters(
         self, sentences: Sequence[str], unknown_tokens: Counts, *, dropped: NDArray[np.bool_]
     ) -> tuple[int, int, int]:
-        """The three counts of letters in `EncodedShard`."""
+        """The counts `letters`, `lost_letters` and `long_word_letters` of `EncodedShard`."""
         lost = long_words = 0
         for i in np.flatnonzero(unknown_tokens).tolist():
             words = self._tokenizer.unknown_words(sentences[i])
@@ -141,13 +143,14 @@ class ShardEncoder:
 
 
 def label_column(labels: Sequence[Target]) -> NDArray[Any]:
-    """(documents,) int16 index of the one label, `NO_LABEL` without one; else (documents, outputs) float32."""
+    """(documents,) int16 index of the one label, `NO_LABEL` without one; for other targets (documents, outputs)
+    float32."""
     column = np.array(labels)
     return column.astype(np.int16 if column.ndim == 1 else np.float32)
 
 
 def target_rows(column: NDArray[Any], outputs: int) -> NDArray[np.float32]:
-    """(documents, outputs) what a perfect model would answer, NaN without a label.
+    """(documents, outputs) scores of a perfect model, NaN without a label.
 
     >>> target_rows(label_column([1, NO_LABEL]), 2).tolist()
     [[0.0, 1.0], [nan, nan]]

@@ -1,4 +1,4 @@
-"""Hashes of what a stage depends on, so that a changed file or setting is another result."""
+"""Hashes of a stage's inputs and settings, so that a changed file or setting gives another result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NETWORK_FILES = ("*.safetensors", "*.bin", "config.json", "tokenizer.json", "to
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """SHA-256 of a tokenizer: equal ones tokenize equally."""
+    """SHA-256 of a tokenizer. Tokenizers with equal hashes tokenize in the same way."""
     return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
 
 
@@ -33,13 +33,13 @@ def source_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
 def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dict[str, str]:
     """SHA-256 of each file of some sources, by its path from the root. Data sets of the hub are not included.
 
-    Where the files of a source are not here, the hashes that the cache has recorded count, and the log says so.
+    If the files of a source are missing, the hashes that the cache has recorded are used, which is logged.
 
     Args:
         cache: JSON file of known hashes; a file of the same size and modification time is not hashed again.
 
     Raises:
-        MissingTextError: files are not here, and nothing is recorded.
+        MissingTextError: files are missing, and no hash is recorded.
     """
     known = read_json(cache) or {}
     found: dict[str, str] = {}

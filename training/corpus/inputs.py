@@ -1,4 +1,4 @@
-"""Sources to the inputs of shards, the same in every run: what is trained on, what is held out, what is left out."""
+"""Splits sources into the inputs of shards, the same in every run: trained on, held out, or left out."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from training.sources.split import hashes, held_out_below, held_out_from, text_h
 from training.sources.tables import log_once
 
 SHARD_CHARACTERS = 8_000_000
-"""Text of a shard. A worker needs a few times this in memory, for a corpus of any size."""
+"""Text of a shard. A worker needs a few times this memory, for a corpus of any size."""
 
 FEW_DEV_TEXTS = 100
 """Below this, one standard error of an accuracy of 0.9 is above 0.03."""
 
 REMEMBERED_TEXTS = 1_000_000
-"""The first texts of `finetune.train`, which are compared with all others: in at most 200 MB."""
+"""Number of first texts of `finetune.train` with which all others are compared; takes at most 200 MB."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Cutter:
     has_labels: bool
     bytes_read: int = 0
     numbers: dict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
-    """Numbers of the next shards of each part."""
+    """Number of the next shard of each part."""
 
     def progress(self, count: int) -> None:
         self.bytes_read += count
@@ -80,8 +80,8 @@ def _route(
     """The part of each document: `<evaluated>/<source>` for groups below the threshold, else `train`.
 
     Args:
-        held_out: Hashes of the texts and groups that are not trained on.
-        tested: Hashes of the texts and groups that are not held out either.
+        held_out: Hashes of texts and groups that must not be in `train`.
+        tested: Hashes of texts and groups that must not be held out either.
     """
     name, left_out = source_name(source), 0
     for document, label in found:
@@ -102,18 +102,18 @@ def _route(
 def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """The shards of `corpus/`: parts `train` and `heldout/<source>`.
 
-    A text that is held out is not trained on, also not as another document with other spacing or another group.
-    With `pretrain.start`, texts of `finetune.test` are in no part.
+    A held-out text is not trained on, not even as another document with other spacing or another group. With
+    `pretrain.start`, texts of `finetune.test` are in no part.
 
     Raises:
-        SourceError: text that cannot be read.
+        SourceError: text cannot be read.
     """
     config, cutter = recipe.corpus, _Cutter(has_labels=False)
     read = partial(documents, root=recipe.data, hub_cache=recipe.hub_cache)
     fraction = 0.0 if config.heldout else config.heldout_fraction
     thresholds = [(source, 2**64) for source in config.heldout]
     thresholds += [(source, held_out_below(read(source), fraction)) for source in config.sources]
-    lowest = min((threshold for _, threshold in thresholds), default=0)  # all sources hold out what is below
+    lowest = min((threshold for _, threshold in thresholds), default=0)  # hashes below it are held out in all sources
     if any(source.group for source in config.sources):  # equal texts may have unequal hashes
         lowest = 0
     tests = (read(source, progress=cutter.progress) for source in recipe.left_out_of_corpus)
@@ -137,9 +137,9 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """The shards of labelled text: parts `test/<source>`, `train` and `dev/<source>`.
 
-    Texts and groups of test are left out of the others, those of any dev part out of `train`. A text that occurs
-    several times is in `train` once, and not at all if its labels differ. The texts of `distill.sources` are in
-    `train`, without a label.
+    Texts and groups of test are left out of the other parts, those of any dev part out of `train`. A text that occurs
+    several times is in `train` once, and not at all if its labels differ. Texts of `distill.sources` are in `train`
+    without a label.
 
     Raises:
         SourceError: a source has no label column, or a label is missing or unknown.
@@ -168,8 +168,11 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 
 
 def _tested(source: SourceConfig, recipe: Recipe, tested: set[int], progress: Progress) -> Iterator[Routed]:
-    """The texts of a source for the report: all of a source of `finetune.test`, or the part of one of `finetune.train`
-    that `finetune.test_fraction` holds out. Adds them and their groups to `tested`."""
+    """The texts of a source for the report, which are added to `tested` with their groups.
+
+    They are all texts of a source of `finetune.test`, or the part of a source of `finetune.train` that
+    `finetune.test_fraction` holds out.
+    """
     config, first = recipe.finetune, 0
     if not config.test:
         first = held_out_from((document for document, _ in labelled(source, recipe)), config.test_fraction)
@@ -181,7 +184,7 @@ def _tested(source: SourceConfig, recipe: Recipe, tested: set[int], progress: Pr
 
 
 def _lacking(recipe: Recipe, found: Iterable[Target]) -> str:
-    """What texts with these targets lack to train on; "" if they lack nothing."""
+    """The reason why texts with these targets are not enough to train on; "" if they are."""
     targets, names = set(found), recipe.finetune.label_names
     if recipe.finetune.problem_type == REGRESSION:
         return f"finetune.train has one {names[0]} for all texts: numbers must differ" if len(targets) < 2 else ""
@@ -201,12 +204,12 @@ def _labels_of(target: Target) -> list[int]:
 
 
 def reading_of(source: SourceConfig) -> str:
-    """How a labelled source is read: its text columns as one `text`, as a `pair`, or `both`."""
+    """How a labelled source is read: its text columns as one `text`, as a `pair`, or as `both`."""
     return source.read or ("pair" if len(source.text) == 2 else "text")
 
 
 class _Seen(Enum):
-    """What is known of a text beside its label."""
+    """State of a text in place of its label."""
 
     CONTRADICTED = auto()
     """It occurs with different labels."""
@@ -241,8 +244,8 @@ class _Texts:
         return True, contradicts
 
     def once(self, routed: Iterable[Routed], source: SourceConfig) -> Iterator[Routed]:
-        """The documents of the second pass without the repetitions and contradictions in `train`.
-        `treebank = "both"` repeats texts on purpose: in another spelling."""
+        """The documents of the second pass, without repetitions and contradictions in `train`. `treebank = "both"`
+        repeats texts on purpose: in another spelling."""
         repetitions = 0
         for part, document, label in routed:
             if part == "train":
@@ -267,8 +270,8 @@ Shares = dict[tuple[str | None, Target], float]
 def _plan(
     source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[int], texts: _Texts
 ) -> tuple[int, Shares]:
-    """First pass over a source: the threshold of its split and the shares that balance it. Adds its texts to `texts`,
-    and the texts and groups of its dev part to `in_dev`."""
+    """Make the first pass over a source. Returns the threshold of its split, and the shares that balance it. Adds its
+    texts to `texts`, and the texts and groups of its dev part to `in_dev`."""
     threshold = held_out_below((document for document, _ in labelled(source, recipe)), recipe.finetune.dev_fraction)
     counts: Counter[tuple[str | None, Target]] = Counter()
     dev = contradictions = 0
@@ -305,8 +308,8 @@ def _plan(
 
 
 def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[Target], augmented: float) -> Iterator[Routed]:
-    """Dev texts unchanged. Of the texts to train on, `shares` of each domain and label are kept, some of them are
-    augmented, and their labels are counted in `trained`."""
+    """The documents to keep. Dev texts are unchanged. Training texts are kept by `shares` of each domain and label,
+    some of them are augmented, and their labels are counted in `trained`."""
     for part, document, label in routed:
         key = text_hash(document.text)
         if part != "train":
@@ -317,7 +320,8 @@ def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[Target], 
 
 
 def _augmented(document: Document, key: int, fraction: float) -> Document:
-    """About `fraction` of the documents with other contractions, capitals and marks; always the same ones."""
+    """The document; about `fraction` of the documents, always the same ones, get other contractions, capitals and
+    marks."""
     rng = np.random.default_rng((key, 2))
     if rng.random() >= fraction:
         return document

@@ -42,7 +42,7 @@ COUNTS = (
 )
 
 FEW_HELDOUT_DOCUMENTS = 20
-"""Fewer held-out documents make figures that are mostly chance."""
+"""Number of held-out documents below which figures are mostly chance."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,13 @@ Engine = Callable[[Iterator[ShardInput], Tokenizer, Path], MadeShards]
 
 
 def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, *, heldout_only: bool = False) -> None:
-    """Write the token ids of the recipe's pretraining text into a folder, or continue.
+    """Write the token ids of the recipe's pretraining text into a folder, or continue to do so.
 
     Args:
         heldout_only: leave out the text to train on.
 
     Raises:
-        SourceError: text that cannot be read.
+        SourceError: text cannot be read.
         CorpusError: the sources hold no text, or the disk is full.
     """
     sources = (*recipe.corpus.heldout, *recipe.corpus.sources, *recipe.left_out_of_corpus)
@@ -78,13 +78,13 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, texts: Path, folder: 
     """Write the token ids of the texts to train on and of dev into a folder, as `prepare` does.
 
     Args:
-        texts: what `write_texts` wrote.
+        texts: folder that `write_texts` wrote.
     """
     _prepare(recipe, tokenizer, folder, (), read_texts(texts, "train", "dev"), make_shards)
 
 
 def text_settings(recipe: Recipe) -> dict[str, Any]:
-    """What prepared labelled text depends on, beside files and tokenizer."""
+    """Settings that prepared labelled text depends on, in addition to files and tokenizer."""
     config, distill = recipe.finetune, recipe.distill
     keys = {"labels", "dev_fraction", "augment_fraction", "test_fraction", "problem_type"}
     sources = {name: source_settings(getattr(config, name)) for name in ("train", "test")}
@@ -93,7 +93,7 @@ def text_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def corpus_settings(recipe: Recipe) -> dict[str, Any]:
-    """What prepared pretraining text depends on, beside files and tokenizer."""
+    """Settings that prepared pretraining text depends on, in addition to files and tokenizer."""
     sources = {name: source_settings(getattr(recipe.corpus, name)) for name in ("sources", "heldout")}
     left_out = source_settings(recipe.left_out_of_corpus)
     return recipe.corpus.model_dump(mode="json") | sources | {"left_out": left_out}
@@ -118,7 +118,7 @@ def _prepare(
 
 
 def _engine() -> Engine:
-    """`make_shards` on the Ray cluster that RAY_ADDRESS names; without it, on this machine."""
+    """`make_shards` on the Ray cluster that RAY_ADDRESS names; on this machine if it is not set."""
     if not os.environ.get("RAY_ADDRESS"):
         return make_shards
     try:
@@ -147,7 +147,7 @@ def _make(folder: Path, tokenizer: Tokenizer, finished: MadeShards, total: int |
 
 
 def _count_sources(part: str, shards: Sequence[Shard]) -> dict[str, Counter[str]]:
-    """The counts of each source, which are logged."""
+    """Log and return the counts of each source."""
     sources: dict[str, Counter[str]] = defaultdict(Counter)
     for shard in shards:
         sources[shard.source].update({key: getattr(shard, key) for key in COUNTS})
@@ -162,7 +162,7 @@ def _write_manifest(
     folder: Path, sources: dict[str, Counter[str]], shards: Sequence[Shard], tokenizer: Tokenizer
 ) -> None:
     token_counts = count_tokens(folder, shards, tokenizer.vocab_size)
-    token_counts[tokenizer.unk_id] = 0  # masked only where a text has nothing else
+    token_counts[tokenizer.unk_id] = 0  # masked only if a text has no other tokens
     manifest = {
         "format": FORMAT,
         "tokenizer_hash": tokenizer_hash(tokenizer),
@@ -176,7 +176,7 @@ def _write_manifest(
 
 
 def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[str]:
-    """What to do about text that will not teach what its owner expects (google-research/bert#125)."""
+    """Advice about text that will not teach the network what its owner expects (google-research/bert#125)."""
     documents, sentences = counts["documents"], counts["sentences"]
     if loss := _loss(counts, is_labelled=is_labelled):
         yield loss
@@ -199,7 +199,7 @@ def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[s
 
 
 def _loss(counts: Counter[str], *, is_labelled: bool) -> str:
-    """How much of a source the vocabulary cannot spell, why, and what to do; "" if it is little."""
+    """The share of a source's letters that become [UNK], the reason and the remedy; "" if the share is small."""
     lost, letters = counts["lost_letters"], counts["letters"]
     if lost <= (0.1 if is_labelled else 0.01) * letters:  # augmenting puts some labelled texts into capitals
         return ""
@@ -217,6 +217,6 @@ def _loss(counts: Counter[str], *, is_labelled: bool) -> str:
 
 
 def entropy(counts: NDArray[np.int64]) -> float:
-    """Entropy in nats of the distribution that counts give; 0 without any."""
+    """Entropy in nats of the distribution with these counts; 0 if there are none."""
     shares = counts[counts > 0] / max(1, counts.sum())
     return float(-(shares * np.log(shares)).sum())

@@ -1,4 +1,4 @@
-"""Read access to a prepared folder, a window of shards at a time.
+"""Reads a prepared folder, a window of shards at a time.
 
 Memory holds the offsets of one window and maps its tokens from disk, so it does not grow with the corpus.
 """
@@ -23,10 +23,10 @@ from training.errors import CorpusError
 from training.runtime.files import read_json
 
 FORMAT = 5
-"""Raised when the files or the way of splitting text change, so that older corpora are prepared again."""
+"""Version of the format. Raised when the files or the way of splitting text change, so that text is prepared again."""
 
 WINDOW_SHARDS = 32
-"""Shards that examples are shuffled across: about 256 MB of text."""
+"""Number of shards across which examples are shuffled: about 256 MB of text."""
 
 Offsets = NDArray[np.int64]
 
@@ -47,7 +47,7 @@ class TextWindow:
         self._tokens = [self._load(shard, "tokens.npy") for shard in shards]
 
     def tokens(self, first: int, last: int) -> NDArray[np.unsignedinteger]:
-        """Ids of the tokens `first <= i < last`, which lie in one document: (last - first,) uint16 or uint32."""
+        """Ids of the tokens `first <= i < last`, which are in one document: (last - first,) uint16 or uint32."""
         shard = bisect.bisect_right(self._first_tokens, first, hi=len(self.shards)) - 1
         offset = self._first_tokens[shard]
         return self._tokens[shard][first - offset : last - offset]
@@ -82,7 +82,8 @@ class PreparedText:
         self.tokens: int = manifest["tokens"]
         self.documents: int = manifest["documents"]
         self.unigram_entropy: float = manifest["unigram_entropy"]
-        """Entropy of the distribution of single tokens in nats: the loss of a model that knows only their frequency."""
+        """Entropy of the distribution of single tokens in nats: the loss of a model that knows only their
+        frequencies."""
         self.tokenizer_hash: str = manifest["tokenizer_hash"]
         self.vocab_size: int = manifest["vocab_size"]
         for shard in self.shards:
@@ -117,15 +118,15 @@ class PreparedText:
 
     @property
     def checksum(self) -> str:
-        """Equal for equal text in the same order."""
+        """Checksum of the text, which depends on its order."""
         return f"{zlib.crc32(repr([shard.text_crc32 for shard in self.shards]).encode()):08x}"
 
     def column(self, name: str) -> NDArray[Any] | None:
-        """See `TextWindow.column`."""
+        """A column of all documents; None unless every shard has it."""
         return _column(self.folder, self._columns, self.shards, name)
 
     def token_counts(self) -> NDArray[np.int64]:
-        """(vocab_size,) how often each token occurs; reads the whole text."""
+        """(vocab_size,) number of occurrences of each token; reads the whole text."""
         return count_tokens(self.folder, self.shards, self.vocab_size)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -148,7 +149,7 @@ def open_parts(folder: Path) -> dict[str, PreparedText]:
 
 
 def count_tokens(folder: Path, shards: Sequence[Shard], vocab_size: int) -> NDArray[np.int64]:
-    """(vocab_size,) how often each token occurs in some shards."""
+    """(vocab_size,) number of occurrences of each token in some shards."""
     counts = np.zeros(vocab_size, np.int64)
     for shard in shards:
         counts += np.bincount(np.load(folder / shard.name / "tokens.npy"), minlength=vocab_size)

@@ -1,4 +1,4 @@
-"""A text to sentences."""
+"""Splits a text into sentences."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 import sentencex
 
 _GLUED = re.compile(r"""[.!?](?<=[a-z0-9)"'”’]{2}.|\.\..|[A-Z]{2}[!?])["'”’)]?(?=[A-Z][a-z' ]|--)""")
-"""A sentence end without the space after it, as reviews often have."""
+"""A sentence end that lacks the space after it, as is common in reviews."""
 
 _TOKENIZED_END = re.compile(
     r" (?=[.!?])(?<=[^\s.!?] )(?<![^\w'][b-hj-zB-HJ-Z] )(?:\.|[!?]+)(?: (?:''|[)\]]))? (?=[^\s.!?,;:)\]'])"
 )
-"""A sentence end in text that was tokenized before (`It works . Really .`); an initial is none. It begins with the
-space, because a search for a literal is ten times as fast as one for a look-behind."""
+"""A sentence end in text that was tokenized before (`It works . Really .`), but not an initial. The pattern begins with
+the space, because a search for a literal is ten times as fast as one for a look-behind."""
 
 _CLOSING_TOKENS = ("''", ")", "]")
 """Tokens that belong to the sentence before the space."""
@@ -38,9 +38,9 @@ _UNPAIRED = (
 def split_sentences(text: str) -> list[str]:
     """Sentences of a text whose paragraphs are separated by newlines; a sentence ends with its paragraph.
 
-    sentencex does not split inside quotation marks and takes an apostrophe for one, so it is given marks that it does
-    not pair. Of 100 boundaries that splitters disagree about (Wikipedia, IMDB, books, news), this gets 80 right at
-    35 MB/s; sentencex alone gets 49, blingfire 64, nupunkt 60.
+    sentencex does not split inside quotation marks, and takes an apostrophe for one, so they are replaced by marks that
+    it does not pair. Of 100 boundaries that splitters disagree about (Wikipedia, IMDB, books, news), this gets 80 right
+    at 35 MB/s; sentencex alone gets 49, blingfire 64, nupunkt 60.
     """
     opened = _TOKENIZED_END.sub(r"\g<0>\n", _GLUED.sub(r"\g<0> ", text))
     return list(itertools.chain.from_iterable(map(_split_paragraph, opened.split("\n"))))

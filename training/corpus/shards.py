@@ -7,7 +7,7 @@
     labels.npy         (documents,) int16: index of the label, -1 without one; or, of several labels or numbers,
                        (documents, outputs) float32; labelled text only
     domains.npy        (documents,) UTF-8 bytes: the domain (`SourceConfig.by`), empty without one; labelled text only
-    groups.npy         (documents,) uint64: hash of what must stay in one part; labelled text only
+    groups.npy         (documents,) uint64: hash of the group, which stays in one part; labelled text only
     target_probs.npy   (documents, labels) float32: a teacher's probabilities; written by `distill`
     shard.json         counts and checksums
 
@@ -40,7 +40,7 @@ LABELLED_COLUMNS = ("labels", "domains", "groups")
 
 @dataclass(frozen=True, slots=True)
 class ShardInput:
-    """The documents of one shard: what an engine gives to a worker."""
+    """The documents of one shard, which an engine gives to a worker."""
 
     part: str
     """Folder of the shard below the corpus: `train`, `heldout/<source>` or `dev/<source>`."""
@@ -49,10 +49,10 @@ class ShardInput:
     source: str
     documents: list[Document]
     labels: list[Target] | None
-    """Of each document, -1 without one; None for pretraining text."""
+    """Target of each document, -1 without one; None for pretraining text."""
     read: str
-    """How documents are read: `lines` (each line is a sentence) or `paragraphs` in pretraining text; `text`, `pair` or
-    `both` in labelled text."""
+    """How documents are read. Pretraining text: `lines` (each line is a sentence) or `paragraphs`. Labelled text:
+    `text`, `pair` or `both`."""
     bytes_read: int = 0
     """Bytes of all files up to here, for the progress bar."""
 
@@ -88,13 +88,13 @@ class Shard:
     """Bytes of each file."""
     crc32: dict[str, int]
     """Checksum of each file."""
-    letters: int = 0  # of shards that were made before, too
+    letters: int = 0  # the default is for shards of earlier versions
     lost_letters: int = 0
     long_word_letters: int = 0
-    """See `EncodedShard`."""
+    """Letters of words that become [UNK] because they are too long."""
 
     def check_sizes(self, folder: Path) -> None:
-        """Raise CorpusError if a file in `folder / name` is missing or has another length than was written."""
+        """Raise CorpusError if a file in `folder / name` is missing, or its length differs from the recorded one."""
         for name, size in self.sizes.items():
             file = folder / self.name / name
             if not file.is_file() or file.stat().st_size != size:

@@ -1,5 +1,8 @@
-"""Labelled text as the sources have it, read once: without repetitions, split into `train`, `dev/<source>` and
-`test/<source>`, each text with its target. Baselines and reports read it, and `labelled` is encoded from it."""
+"""Reads labelled text from the sources once.
+
+Repetitions are removed, and each text has its target. The parts are `train`, `dev/<source>` and `test/<source>`.
+Baselines and reports read them, and `labelled` is encoded from them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def write_texts(recipe: Recipe, folder: Path) -> None:
     """Write the texts of `finetune.train`, `finetune.test` and `distill.sources` into a folder.
 
     Raises:
-        SourceError: text that cannot be read, or a label is missing or unknown.
+        SourceError: text cannot be read, or a label is missing or unknown.
         RunError: no text of some label is left to train on.
         CorpusError: the disk is full.
     """
@@ -40,10 +43,10 @@ def write_texts(recipe: Recipe, folder: Path) -> None:
 
 
 def read_texts(folder: Path, *parts: str) -> Iterator[ShardInput]:
-    """The texts of some parts: `train`, `dev` or `test`, those of the latter two by source.
+    """The texts of some parts: `train`, `dev` or `test`. The latter two have one part per source.
 
     Raises:
-        MissingTextError: they are not here.
+        MissingTextError: the texts are missing.
     """
     if not folder.is_dir():
         raise MissingTextError(f"{folder} is missing")

@@ -1,4 +1,4 @@
-"""`tokenizer`: the vocabulary of word pieces, learned from a sample of the training text."""
+"""`tokenizer`: learns the vocabulary of word pieces from a sample of the training text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from training.sources.documents import documents
 from training.sources.files import size
 
 SAMPLE_CHARACTERS = 100_000_000
-"""Text to learn from, drawn evenly from all sources: more changes few pieces and takes more memory."""
+"""Characters to learn from, drawn evenly from all sources: more text changes few pieces and takes more memory."""
 
 LOOKED_AT_CHARACTERS = 1_000_000
-"""Of the sample, to see whether lower-casing breaks letters."""
+"""Characters of the sample in which letters that lower-casing breaks are searched."""
 
 MANY_STRIPPED = 0.01
-"""Share of a text's letters."""
+"""Share of a text's letters above which a warning is logged."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def make_tokenizer(recipe: Recipe, folder: Path) -> None:
     """Learn the recipe's vocabulary, or copy that of `pretrain.start`, into a folder.
 
     Raises:
-        SourceError: text that cannot be read.
+        SourceError: text cannot be read.
         CorpusError: the sources hold no text.
         CheckpointError: `pretrain.start` has no tokenizer.
     """
@@ -50,7 +50,7 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
     """Learn a vocabulary from a sample of all pretraining sources.
 
     Raises:
-        SourceError: text that cannot be read.
+        SourceError: text cannot be read.
         CorpusError: the sources hold no text.
     """
     config, sources = recipe.tokenizer, recipe.corpus.sources
@@ -85,8 +85,8 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
 def stripped_letters(texts: Iterable[str]) -> str:
     """Examples of the letters that BERT's lower-casing changes into others, if these are common in a text.
 
-    It strips the accents of Latin, Greek and Cyrillic letters, which readers can do without, and also voicing marks of
-    Japanese, vowel signs of Indian scripts and tone marks of Thai; it takes Korean syllables apart.
+    It strips the accents of Latin, Greek and Cyrillic letters, which readers can do without. It also strips voicing
+    marks of Japanese, vowel signs of Indian scripts and tone marks of Thai, and takes Korean syllables apart.
     """
     text = "".join(itertools.islice(itertools.chain.from_iterable(texts), LOOKED_AT_CHARACTERS))
     letters = Counter(letter for letter in unicodedata.normalize("NFC", text) if not letter.isspace())
@@ -104,9 +104,9 @@ def _is_stripped(letter: str) -> bool:
 
 
 def sample(texts: Iterable[str], characters: int) -> list[str]:
-    """Paragraphs drawn evenly from all of the text, about so many characters; the same in every run.
+    """Paragraphs of about `characters` characters together, drawn evenly from all of the text; the same in every run.
 
-    The paragraphs with the lowest hashes are kept: one pass, and little more than the sample in memory.
+    The paragraphs with the lowest hashes are kept. This takes one pass, and little more memory than the sample.
     """
     kept: list[tuple[int, int, str]] = []  # a heap with the highest hash on top
     size = 0

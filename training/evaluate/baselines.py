@@ -1,4 +1,4 @@
-"""What a bag of words scores on the same labelled text: the figures that a classifier has to beat."""
+"""Scores of a bag of words on the same labelled text, which a classifier has to beat."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from training.sources.documents import Document
 from training.sources.labels import Target
 
 MAX_TEXTS = 400_000
-"""Texts that a bag learns from, drawn evenly: 360,000 take 5 GB of memory."""
+"""Maximum number of texts that a bag learns from, drawn evenly: 360,000 take 5 GB of memory."""
 
 STRENGTHS = (1.0, 10.0, 100.0)
-"""Inverse regularisation of the linear models; dev chooses."""
+"""Inverse regularisation of the linear models, chosen on dev."""
 
 _UNSPACED = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
-"""A letter of a script without spaces: its own token, so that pairs stand for words."""
+"""A letter of a script without spaces. It is a token by itself, so that pairs stand for words."""
 WORD = rf"(?u){_UNSPACED}|(?:(?!{_UNSPACED})[\w'\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff])+|[!?]"
 """A token of a bag: a word with its accents and vowel signs, or a mark that tells opinions apart."""
 
@@ -42,11 +42,11 @@ Labelled = list[tuple[Document, Target]]
 
 
 def write_baseline(problem: Problem, texts: Path, folder: Path) -> None:
-    """Fit a bag of words, and write its (texts, outputs) scores by name of the test set into `bag.npz`; nothing if
-    there is nothing to learn.
+    """Fit a bag of words, and write its (texts, outputs) scores by name of the test set into `bag.npz`. Writes nothing
+    if there is nothing to learn.
 
     Args:
-        texts: what `training.corpus.texts` wrote.
+        texts: folder that `training.corpus.texts` wrote.
     """
     (train, dev), test = _parts(texts), read_test(texts)
     if not train or not test:
@@ -61,7 +61,7 @@ def write_baseline(problem: Problem, texts: Path, folder: Path) -> None:
 
 
 def read_baseline(folder: Path) -> dict[str, Tensor]:
-    """What `write_baseline` wrote; empty if there was nothing to learn."""
+    """The scores that `write_baseline` wrote; empty if there was nothing to learn."""
     if not (folder / "bag.npz").is_file():
         return {}
     with np.load(folder / "bag.npz") as arrays:
@@ -98,9 +98,9 @@ def targets_of(problem: Problem, part: Labelled) -> Floats:
 
 
 def read_test(texts: Path) -> dict[str, Labelled]:
-    """The labelled documents for the report by their source; without any, the dev texts of each source, under the name
-    with `DEV`. If a source is read as one text and as a pair, those with both texts are there once more, under the name
-    with `PAIR`."""
+    """The labelled documents for the report, by their source. Without test sources, they are the dev texts of each
+    source, under the name with `DEV`. If a source is read as one text and as a pair, documents with both texts are
+    included again, under the name with `PAIR`."""
     test: dict[str, Labelled] = defaultdict(list)
     part, mark = ("test", "") if (texts / "test").is_dir() else ("dev", DEV)
     for shard in read_texts(texts, part):

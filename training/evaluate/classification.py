@@ -1,4 +1,4 @@
-"""What a classifier answers to labelled texts, and how honest its confidence is."""
+"""Predictions of a classifier for labelled texts, and the calibration of its confidence."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class Bin:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the accuracy if the confidence is honest."""
+        """Standard error of the accuracy if the confidence is calibrated."""
         return math.sqrt(max(self.confidence * (1 - self.confidence), 0.0) / self.count) if self.count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a classifier says to many texts."""
+    """Predictions of a classifier for a number of texts."""
 
     problem: Problem
     logits: Tensor
     """(answers, outputs) float32 on the CPU."""
     targets: Tensor
-    """(answers, outputs) what is right."""
+    """(answers, outputs) the correct scores."""
     documents: list[int]
-    """Document of each answer, ascending: one that is read as text and as a pair has two answers."""
+    """Document of each answer, ascending. A document that is read as text and as a pair has two answers."""
     domains: Sequence[str] = ()
     """Domain of each answer, "" without one; empty if no document has one."""
 
     @property
     def scores(self) -> Tensor:
-        """(answers, outputs) what the service answers."""
+        """(answers, outputs) the scores that the service would return."""
         return self.problem.scores(self.logits)
 
     @property
@@ -66,8 +66,8 @@ class Answers:
         return self.problem.losses(self.logits, self.targets).mean().item()
 
     def by_domain(self) -> dict[str, Answers]:
-        """The answers in each domain; all of them as one without domains, or if no domain's texts differ in what is
-        right."""
+        """The answers in each domain. They are in one group if there are no domains, or if no domain has texts with
+        different targets."""
         rows = rows_by_domain(self.domains, self.targets)
         parts = {name: self._only(chosen) for name, chosen in rows.items()}
         return parts or {"": self}
@@ -77,11 +77,11 @@ class Answers:
         return Answers(self.problem, self.logits[rows], self.targets[rows], documents, domains)
 
     def figures(self) -> dict[str, Estimate]:
-        """How good the answers are."""
+        """Figures of the quality of the answers."""
         return self.problem.figures(self.scores, self.targets)
 
     def reliability(self) -> list[Bin]:
-        """15 bins, from unsure to sure; none for a regression."""
+        """15 bins of ascending confidence; empty for a regression."""
         decisions = self.problem.decisions(self.scores, self.targets)
         return reliability(*decisions) if decisions else []
 
@@ -107,7 +107,7 @@ def load_classifier(folder: Path, config: FinetuneConfig) -> Checkpoint:
 
 
 def check_classes(checkpoint: Checkpoint, config: FinetuneConfig) -> None:
-    """Raise RunError if a classifier is of another problem type, or has other labels."""
+    """Raise RunError if a classifier has another problem type or other labels."""
     found, kind = checkpoint.config.labels, checkpoint.config.problem_type or SINGLE_LABEL
     if kind != config.problem_type:
         raise RunError(f"{checkpoint.path} is for {kind}, but finetune.problem_type is {config.problem_type}")
@@ -122,7 +122,7 @@ def check_reading(checkpoint: Checkpoint, read: str) -> None:
 
 
 def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequence[Target], read: str) -> Answers:
-    """Answers to documents in memory, read as the service reads them: up to the network's positions.
+    """Classify documents in memory. They are read as the service reads them: up to the network's positions.
 
     Raises:
         RunError: see `check_reading`.
@@ -138,7 +138,7 @@ def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequ
 def predict_classification(
     model: BertForSequenceClassification, texts: LabelledTexts, most: int | None = None
 ) -> Answers:
-    """Answers to all documents in all their readings, or to at most `most` documents, evenly spaced."""
+    """Classify all documents in all their readings, or at most `most` documents, evenly spaced."""
     device = next(model.parameters()).device
     documents: list[int] = []
     logits, targets = [], []
@@ -156,7 +156,7 @@ def predict_classification(
 
 
 def classifier_logits(model: BertForSequenceClassification, packed: PackedBatch) -> Tensor:
-    """(sequences, outputs) logits of a packed batch in an evaluation. As in the service, heads compute in float32."""
+    """(sequences, outputs) logits of a packed batch in an evaluation. Heads compute in float32, as in the service."""
     hidden = model.encoder(packed)  # (sequences, hidden)
     with torch.autocast(hidden.device.type, enabled=False):
         logits: Tensor = model.classifier(model.pooler(hidden.float()))
@@ -178,7 +178,7 @@ def expected_calibration_error(bins: Sequence[Bin]) -> float:
 
 
 def calibration_error_by_chance(bins: Sequence[Bin]) -> float:
-    """Expected value of `expected_calibration_error` if every confidence were honest (consistency of Bröcker & Smith
-    2007, with a normal distribution in place of their resampling)."""
+    """The calibration error that a perfectly calibrated model would show on this number of texts: its expected value
+    (consistency of Bröcker & Smith 2007, with a normal distribution in place of their resampling)."""
     mean = float(np.average([b.standard_error for b in bins], weights=[b.count for b in bins]))
     return math.sqrt(2 / math.pi) * mean

@@ -1,4 +1,4 @@
-"""Means over the domains of texts: the shops, hosts or apps that they come from."""
+"""Means over the domains of texts: their shops, hosts or apps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from training.problems.base import Problem
 from training.problems.estimates import Estimate, Figure
 
 MIN_OF_EACH_LABEL = 50
-"""Texts of each label that a domain needs to be judged by itself: with fewer, its figure is mostly chance."""
+"""Minimum number of texts of each label for a separate figure of a domain: with fewer, it is mostly chance."""
 
 
 def rows_by_domain(domains: Sequence[str], targets: Tensor) -> dict[str, list[int]]:
-    """Numbers of the texts of each domain, without domains whose texts have one target only.
+    """Indices of the texts of each domain, without domains whose texts all have the same target.
 
     Args:
-        domains: of each text, "" without one.
+        domains: domain of each text, "" without one.
         targets: (texts, outputs)
     """
     rows: dict[str, list[int]] = defaultdict(list)
@@ -34,7 +34,7 @@ def large_parts(problem: Problem, targets: Mapping[str, Tensor]) -> list[str]:
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Figure:
-    """Mean of figures of different texts, whose errors are independent."""
+    """Mean of figures of different texts, which have independent errors."""
     errors = [estimate.standard_error for estimate in estimates]
     value = sum(estimate.value for estimate in estimates) / len(estimates)
     return Figure(value, math.hypot(*errors) / len(estimates))

@@ -1,4 +1,4 @@
-"""How good a network is at masked words and next sentences, beside trivial guesses, on text it has not seen."""
+"""Evaluates a network on masked words and next sentences in held-out text, beside trivial guesses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PretrainingReport:
     unigram_accuracy: float
     """Accuracy of always answering the most frequent token."""
     nsp_accuracy: float | None
-    """Over all pairs; a coin scores 0.5; None where no document has two sentences."""
+    """Accuracy over all pairs, 0.5 by chance; None if no document has two sentences."""
     nsp_accuracy_random: float | None
     """Mean recall of true pairs and of second segments from another document."""
     nsp_recall: dict[str, float]
@@ -58,7 +58,7 @@ class PretrainingReport:
 
 @dataclass(frozen=True, slots=True)
 class PretrainingAnswers:
-    """What a network says to many examples."""
+    """Predictions of a network for a number of examples."""
 
     losses: NDArray[np.float32]
     """(masked,) nats of each masked token."""
@@ -71,9 +71,12 @@ class PretrainingAnswers:
 
 
 def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Example]:
-    """The first `count` examples of a held-out text. Only their length comes from the recipe, so that the figures of
-    all recipes with this `short_length` can be compared. All tokens to predict are [MASK], as callers write them: those
-    that training leaves visible would be counted as understood."""
+    """The first `count` examples of a held-out text.
+
+    Only their length comes from the recipe, so that the figures of all recipes with this `short_length` can be
+    compared. All tokens to predict are [MASK], as in callers' texts. Tokens that training leaves visible would count as
+    understood.
+    """
     config = ExamplesConfig(
         short_length=config.short_length,
         long_fraction=0.0,
@@ -93,7 +96,7 @@ def evaluate_pretraining(
     *,
     count: int,
 ) -> dict[str, PretrainingReport]:
-    """Evaluate on the first `count` examples of each held-out text. Next sentence is judged without masks, because
+    """Evaluate on the first `count` examples of each held-out text. Next sentence is evaluated without masks, because
     callers of next-sentence mask nothing."""
     reports = {}
     for name, text in heldout.items():
@@ -101,13 +104,13 @@ def evaluate_pretraining(
         words = predict_pretraining(model, examples)
         pairs = predict_pretraining(model, [example.unmasked() for example in examples])
         counts = text.token_counts()
-        counts[tokenizer.unk_id] = 0  # not to be guessed: masked only where a text has nothing else
+        counts[tokenizer.unk_id] = 0  # masked only if a text has no other tokens
         reports[name] = pretraining_report(words, pairs, counts)
     return reports
 
 
 def predict_pretraining(model: BertForPreTraining, examples: Sequence[Example]) -> PretrainingAnswers:
-    """Answers to examples, in order of length within each batch."""
+    """Predictions for examples, in order of length within each batch."""
     assert model.next_sentence is not None
     device = next(model.parameters()).device
     answers = []
@@ -130,7 +133,7 @@ def pretraining_report(
     """Figures of the answers to masked examples and to the same examples without masks.
 
     Args:
-        token_counts: (vocab_size,) how often each token occurs that may be masked.
+        token_counts: (vocab_size,) number of occurrences of each token that may be masked.
     """
     paired = pairs.kinds != PairKind.SINGLE
     correct = pairs.follows == np.where(pairs.kinds == PairKind.NEXT, IS_NEXT, NOT_NEXT)

@@ -1,4 +1,4 @@
-"""Examples to packed batches of constant shape.
+"""Packs examples into batches of constant shape.
 
 Every training batch has exactly N tokens, at most S sequences and exactly R output positions, with lengths mixed. So
 the whole model compiles to one graph, memory is constant, and a CPU needs one kernel per product. Dummy sequences
@@ -52,8 +52,8 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What the batches of all stages have in common. All numbers are one tensor, so a worker hands over one, and a GPU
-    gets one copy; it is taken apart on the device, within the compiled graph."""
+    """Base of the batches of all stages. All numbers are in one tensor, so a worker sends one and a GPU gets one copy.
+    It is split on the device, within the compiled graph."""
 
     data: Tensor
     """int32, 1-dimensional: the fields of `packed` and of the stage, end to end."""
@@ -139,7 +139,7 @@ class LabelledExample:
     target: Floats
     """(outputs,) see `training.examples.labelled.LabelledTexts.targets`"""
     truth: Floats
-    """(outputs,) the same from the label only."""
+    """(outputs,) the target from the label only."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -156,7 +156,7 @@ class ClassificationBatch(_Batch):
 
     @property
     def truth(self) -> Tensor:
-        """(S, outputs) the same from the labels only."""
+        """(S, outputs) the targets from the labels only."""
         return self._fields()[1]
 
     def _fields(self) -> Tensor:
@@ -165,8 +165,8 @@ class ClassificationBatch(_Batch):
 
 
 def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = None) -> PretrainingBatch:
-    """Pack examples, longest first, so that attention on a CPU pads little. Without a shape the batch is as large as
-    its examples."""
+    """Pack examples, longest first, so that attention on a CPU pads little. The default shape is as small as the
+    examples allow."""
     examples = sorted(examples, key=lambda example: -len(example))
     masked = np.array([len(example.masked_ids) for example in examples])
     if shape is None:
@@ -193,7 +193,7 @@ def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = 
 
 
 def collate_classification(examples: Sequence[LabelledExample], shape: BatchShape | None = None) -> ClassificationBatch:
-    """Pack texts, longest first. Without a shape, the batch is as large as its texts."""
+    """Pack texts, longest first. The default shape is as small as the texts allow."""
     examples = sorted(examples, key=lambda example: -len(example))
     shape = shape or BatchShape(sum(map(len, examples)), len(examples), max_seqlen=len(examples[0]))
     targets = np.full((2, shape.sequences, len(examples[0].target)), np.nan, np.float32)
@@ -231,14 +231,16 @@ def _pack(
 
 
 def _starts(lengths: Ints, shape: BatchShape) -> Ints:
-    """(C + 1,) where each sequence begins, and the end: the missing sequences are empty."""
+    """(C + 1,) start of each sequence, and the end. Missing sequences are empty."""
     return np.append(0, np.pad(lengths, (0, shape.capacity - len(lengths))).cumsum())
 
 
 def _output_starts(counts: Sequence[int], shape: BatchShape) -> Ints:
-    """(C + 1,) where each sequence's outputs begin, and the end. Spare outputs belong to the missing sequences, at most
-    `max_outputs` to each: a GPU leaves outputs of no sequence unwritten, and starts blocks for the largest number in
-    each sequence (Dao-AILab/flash-attention#2521)."""
+    """(C + 1,) start of each sequence's outputs, and the end.
+
+    Spare outputs belong to the missing sequences, at most `max_outputs` to each. A GPU leaves outputs of no sequence
+    unwritten, and starts blocks for the largest number in each sequence (Dao-AILab/flash-attention#2521).
+    """
     missing = shape.capacity - len(counts)
     spare = shape.outputs - sum(counts)
     each = [spare // missing + (i < spare % missing) for i in range(missing)]

@@ -1,4 +1,4 @@
-"""`inspect`: the examples that a network is shown, decoded, and whether masks and labels are balanced."""
+"""`inspect`: prints decoded examples, and the balance of masks and labels."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LABELS = {IS_NEXT: "next", IGNORE_INDEX: "no label"}
 
 
 def inspect(recipe: Recipe, tokenizer: Tokenizer, corpus: Path, examples: int) -> str:
-    """The first examples of the recipe's run, and shares over some thousand.
+    """The first examples of the recipe's run, and shares over some thousand examples.
 
     Args:
-        corpus: what `prepare` wrote.
+        corpus: folder that `prepare` wrote.
     """
     text = PreparedText.open(corpus / "train")
     window = text.window(text.shuffled_windows(recipe.seed, 0)[0])
@@ -35,7 +35,7 @@ def inspect(recipe: Recipe, tokenizer: Tokenizer, corpus: Path, examples: int) -
 
 
 def decode(example: Example, tokenizer: Tokenizer) -> str:
-    """One example as text. A masked token stands before what replaces it: `was[MASK]` or `was[other]`."""
+    """One example as text. A masked token is followed by its replacement: `was[MASK]` or `was[other]`."""
     was = dict(zip(example.masked_positions.tolist(), example.masked_ids.tolist(), strict=True))
     text = ""
     for position, token_id in enumerate(example.input_ids.tolist()):

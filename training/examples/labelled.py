@@ -22,8 +22,8 @@ EVALUATION_TOKENS = 8192
 """Tokens per forward pass of an evaluation."""
 
 TRUNCATION = "head_tail"
-"""Of a text that is too long, the beginning and the end are kept, because reviews conclude at their end (Sun et al.
-2019, section 5.3.1). The exported checkpoint says so to the service."""
+"""Texts that are too long keep their beginning and end, because reviews conclude at their end (Sun et al. 2019, section
+5.3.1). The exported checkpoint has this setting for the service."""
 
 
 class _InMemoryText:
@@ -35,20 +35,20 @@ class _InMemoryText:
         self._tokens = encoded.tokens
 
     def tokens(self, first: int, last: int) -> NDArray[np.unsignedinteger]:
-        """See `training.corpus.reader.TextWindow.tokens`."""
+        """Ids of the tokens `first <= i < last`."""
         return self._tokens[first:last]
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """One of several parts of the texts. The texts of a group are in one part."""
+    """One of several parts of the texts. All texts of a group are in the same part."""
 
     number: int
-    """From 0."""
+    """Number of the part, from 0."""
     count: int
 
     def holds(self, groups: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(documents,) which documents are in this part, by the column `groups`."""
+        """(documents,) whether each document is in this part, by the column `groups`."""
         return groups % np.uint64(self.count) == self.number
 
 
@@ -58,14 +58,14 @@ class LabelledTexts:
 
     text: Text
     targets: Floats
-    """(documents, outputs) what to learn: the probability of each label, or the number. NaN without a label."""
+    """(documents, outputs) targets of training: the probability of each label, or the number. NaN without a label."""
     read: Sequence[str]
     """How each document is read: `text`, `pair` or `both`."""
     tokenizer: Tokenizer
     max_length: int
     """Tokens of an example, special tokens included."""
     truth: Floats | None = None
-    """As `targets`, from labels only; None if targets are."""
+    """(documents, outputs) targets from labels only; None if `targets` are."""
     domains: Sequence[str] = ()
     """Domain of each document, "" without one; empty if none is known."""
 
@@ -98,11 +98,11 @@ class LabelledTexts:
     def batches(
         self, chosen: Sequence[int] | None = None, tokens: int = EVALUATION_TOKENS
     ) -> Iterator[tuple[list[int], ClassificationBatch]]:
-        """Documents in all their readings, those of similar length together: documents and batch.
+        """Batches of documents in all their readings, grouped by similar length: the documents and the batch of each.
 
         Args:
             chosen: documents; all of them by default.
-            tokens: of a batch, at most, unless one example has more.
+            tokens: maximum tokens of a batch, unless one example has more.
         """
         examples = [
             (document, self.example(document, as_pair=as_pair))
@@ -161,8 +161,8 @@ def epoch_size(
     """Documents and tokens of one pass over prepared labelled text; see `document_lengths`.
 
     Args:
-        left_out: documents that do not count.
-        with_unlabelled: whether those without a label count.
+        left_out: documents that are not counted.
+        with_unlabelled: whether documents without a label are counted.
     """
     documents = tokens = 0
     for numbers in text.shuffled_windows(0, 0):
@@ -180,13 +180,13 @@ def document_lengths(text: Text, max_length: int) -> Ints:
 
 
 def is_unlabelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """(documents,) which ones have no label, by the column `labels`."""
+    """(documents,) whether each document lacks a label, by the column `labels`."""
     found: NDArray[np.bool_] = labels == NO_LABEL if labels.ndim == 1 else np.isnan(labels[:, 0])
     return found
 
 
 def _kept(window: TextWindow, left_out: Fold | None, with_unlabelled: bool) -> NDArray[np.bool_]:
-    """(documents,) which ones are trained on."""
+    """(documents,) whether each document is trained on."""
     labels, groups = window.column("labels"), window.column("groups")
     assert labels is not None
     kept = np.ones(len(labels), bool) if with_unlabelled else ~is_unlabelled(labels)
@@ -209,7 +209,7 @@ class _ShuffledTexts:
         return len(self._order)
 
     def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> LabelledExample:
-        """See `training.examples.loader.WindowExamples.make`; texts are never cut to fill a batch."""
+        """Make example `index`; texts are never cut to fill a batch."""
         del progress, max_tokens
         document = int(self._order[index])
         readings = self.texts.readings(document)
@@ -226,18 +226,18 @@ class LabelledStream:
     outputs: int
     max_length: int
     teacher_weight: float | None
-    """None without a teacher."""
+    """Weight of the teacher's probabilities; None without a teacher."""
     seed: int
     micro_batch_tokens: int
     left_out: Fold | None = None
     """Documents that are not trained on."""
 
     def __post_init__(self) -> None:
-        self._with_unlabelled = self.teacher_weight is not None  # without a teacher, they teach nothing
+        self._with_unlabelled = self.teacher_weight is not None  # without a teacher, they have no target
         self.documents, self.tokens = epoch_size(
             self.text, self.max_length, self.left_out, with_unlabelled=self._with_unlabelled
         )
-        """Of one epoch."""
+        """Documents and tokens of one epoch."""
         sequences = int(2 * self.texts_per_batch) + 8
         self.shape = BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
 

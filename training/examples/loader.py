@@ -1,4 +1,4 @@
-"""Micro-batches of a run in order, made in this process or ahead by workers: the same in either case.
+"""Micro-batches of a run in order, made in this process or ahead by workers, with the same result.
 
 Examples are addressed by (seed, epoch, window, index). Lane k takes the examples k, k + LANES, ... counted through all
 windows, and makes the micro-batches k, k + LANES, ... of the run. So a micro-batch depends on its number and its lane's
@@ -24,19 +24,19 @@ from training.examples.batches import BatchShape
 from training.runtime.distributed import DistContext, local_world_size
 
 LANES = 48
-"""Divisible by most numbers of ranks and workers."""
+"""Number of lanes, divisible by most numbers of ranks and workers."""
 
 WORKERS = 12
-"""Loader processes per GPU at most: one made 0.36 to 1.8 million tokens of examples a second, by machine."""
+"""Maximum loader processes per GPU: one makes 0.36 to 1.8 million tokens of examples a second, by machine."""
 
 BATCHES_AHEAD = 4
 """Micro-batches that each worker keeps ready."""
 
 MIN_TOKENS_TO_CUT = 32
-"""An example is cut to fill the rest of a batch if the rest has so many tokens; a smaller rest is padding."""
+"""An example is cut to fill the rest of a batch if the rest has at least N tokens; a smaller rest is padding."""
 
 _PRELOADED = ["training.examples.pretraining", "training.examples.labelled"]
-"""The fork server imports these modules once, before it forks the workers: workers start one after another, and torch
+"""Modules that the fork server imports once, before it forks the workers. Workers start one after another, and torch
 takes seconds to import."""
 
 T = TypeVar("T")
@@ -55,13 +55,13 @@ class WindowExamples(Protocol):
 
         Args:
             progress: share of the run's budget that is spent.
-            max_tokens: cut the example to so many tokens, if such examples may be cut; None leaves it as it is.
+            max_tokens: cut the example to N tokens, if such examples may be cut; None leaves it as it is.
         """
         ...
 
 
 class ExampleStream(Protocol):
-    """All examples of a run, and how they become a micro-batch."""
+    """All examples of a run, and the way to collate them."""
 
     shape: BatchShape
     """Shape of all batches."""
@@ -75,7 +75,7 @@ class ExampleStream(Protocol):
         ...
 
     def collate(self, examples: Sequence[Any]) -> Any:
-        """A batch: see `MicroBatch.batch`."""
+        """A batch of examples: see `MicroBatch.batch`."""
         ...
 
 
@@ -89,13 +89,13 @@ class MicroBatch:
     position: Position
 
     def pin_memory(self) -> MicroBatch:
-        """Called by the DataLoader for a GPU."""
+        """Pin the batch's memory; the DataLoader calls this for a GPU."""
         return MicroBatch(self.batch.pin_memory(), self.lane, self.position)
 
 
 @dataclass(eq=False)
 class MicroBatches(IterableDataset[MicroBatch]):
-    """This rank's micro-batches without end, or in a loader worker the worker's share of them."""
+    """This rank's endless micro-batches; in a loader worker, the worker's share of them."""
 
     stream: ExampleStream
     total: int
@@ -114,7 +114,7 @@ class MicroBatches(IterableDataset[MicroBatch]):
     def __iter__(self) -> Iterator[MicroBatch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        # Lanes cross the end of a window one after another. A cache cannot be sent to a worker, so it is made here.
+        # Lanes cross the end of a window one after another. The cache is made here: it cannot be sent to a worker.
         window = functools.lru_cache(3)(self.stream.window)
         ranks = self.dist.world_size
         for number in itertools.count(self.first + self.dist.rank + worker * ranks, workers * ranks):
@@ -155,7 +155,7 @@ class MicroBatches(IterableDataset[MicroBatch]):
 
 
 def iterate_batches(batches: MicroBatches, device: torch.device) -> Iterator[MicroBatch]:
-    """The micro-batches. For a GPU, worker processes make them ahead."""
+    """The micro-batches of a run. For a GPU, worker processes make them ahead."""
     return made_ahead(batches, device, num_workers(batches.dist.world_size))
 
 
@@ -179,12 +179,12 @@ def made_ahead(items: IterableDataset[T], device: torch.device, workers: int) ->
 
 
 def num_workers(world_size: int) -> int:
-    """Loader processes of each rank on a GPU machine: as many as its share of the cores allows."""
+    """Number of loader processes of each rank on a GPU machine, limited by the rank's share of the cores."""
     most = max(1, min(WORKERS, available_cpus() // local_world_size() - 1))
     return max(n for n in range(1, most + 1) if LANES // world_size % n == 0)
 
 
 def _ignore_signals(_worker: int) -> None:
-    """Let the parent end the workers: signals reach all processes of a run, and the parent needs its last batches."""
+    """Ignore signals in a worker. They reach all processes of a run, and the parent needs its workers' last batches."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""A pair of segments to a masked example: the masked-LM half of an example (Devlin et al. 2018, section 3.1)."""
+"""Masks a pair of segments: the masked-LM half of an example (Devlin et al. 2018, section 3.1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.examples.pairs import Ints, Pair, PairKind
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What masking needs of a tokenizer."""
+    """The parts of a tokenizer that masking needs."""
 
     cls_id: int
     sep_id: int
@@ -41,7 +41,7 @@ class Example:
     masked_positions: Ints
     """(masked,) ascending."""
     masked_ids: Ints
-    """(masked,) the tokens that were there."""
+    """(masked,) the original tokens."""
     kind: PairKind
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Example:
 
 def mask(pair: Pair, fraction: float, vocabulary: Vocabulary, rng: np.random.Generator) -> Example:
     """Assemble a pair and mask about `fraction` of its tokens: 80% of these become [MASK], 10% another token, 10% stay.
-    [UNK] is masked only where there is nothing else, because an unknown word cannot be learned."""
+    [UNK] is masked only if there are no other tokens, because an unknown word cannot be learned."""
     v, first, second = vocabulary, pair.first, pair.second
     separator = np.array([v.sep_id])
     parts = [np.array([v.cls_id]), first, separator, *([second, separator] if len(second) else [])]

@@ -1,9 +1,9 @@
 """Pairs of segments from a text: the next-sentence half of an example (Devlin et al. 2018, section 3.1).
 
-Both segments are runs of whole sentences. False pairs from another document can be told by topic alone; those from the
-same document, swapped (the sentence-order task of Lan et al. 2019, ALBERT, section 3.1) or not adjacent,
-cannot. The second segment of a false pair is chosen to be as long as the true one, so length does not give the label
-away. Unless the pair is swapped, it never opens a document, like the true one; but it ends one less often.
+Both segments are runs of whole sentences. False pairs from another document can be recognised by topic alone. Pairs
+from the same document cannot: they are swapped (the sentence-order task of Lan et al. 2019, ALBERT, section 3.1) or not
+adjacent. The second segment of a false pair has about the length of the true one, so length does not reveal the label.
+Like the true one, it never begins a document unless the pair is swapped; but it ends one less often.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ IGNORE_INDEX = -100
 IS_NEXT, NOT_NEXT = 0, 1
 
 CANDIDATES = 16
-"""Places drawn for the second segment of a false pair; the one whose length fits best is used."""
+"""Candidates drawn for the second segment of a false pair; the one whose length fits best is used."""
 
 SHORT_FRACTION = 0.1
 """Share of examples that are filled only to a random shorter length, as callers' texts are."""
 
 SENTENCE_PAIR_FRACTION = 0.1
-"""Share of examples that pair one sentence with one sentence, as callers of next-sentence send them."""
+"""Share of examples that pair two single sentences, as callers of next-sentence send them."""
 
 NUM_SPECIAL_TOKENS = 3
 """[CLS] and two [SEP]."""
@@ -39,7 +39,7 @@ Ints = NDArray[np.int64]
 Span = tuple[int, int]
 """Sentences [first, last)."""
 Closest = Callable[[Ints, Ints], tuple[Span, int]]
-"""Called with where runs of sentences begin and must end; see `PairSampler._closest_in_length`."""
+"""Called with the starts and limits of runs of sentences; see `PairSampler._closest_in_length`."""
 
 
 class PairKind(IntEnum):
@@ -58,7 +58,7 @@ class PairKind(IntEnum):
 
 
 class Text(Protocol):
-    """What pairs need of a text; see `training.corpus.reader.TextWindow`."""
+    """The interface of a text for sampling pairs; see `training.corpus.reader.TextWindow`."""
 
     sentence_starts: Ints
     """(sentences + 1,) first token of each sentence, and the end of the last."""
@@ -80,7 +80,7 @@ class Pair:
 
 
 class PairSampler:
-    """Pairs of one text."""
+    """Samples pairs from one text."""
 
     def __init__(self, text: Text, config: ExamplesConfig) -> None:
         self.text = text
@@ -89,13 +89,13 @@ class PairSampler:
         self._document_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         """(sentences,) document of each sentence."""
         self._followers_before = np.concatenate([[0], np.cumsum(np.maximum(counts - 1, 0))])
-        """(documents + 1,) how many sentences that do not open their document come before each document."""
+        """(documents + 1,) number of sentences before each document that do not open a document."""
 
     def starts(self, rng: np.random.Generator) -> Ints:
         """(examples,) sentences at which the examples of one pass begin, shuffled.
 
-        Every document is cut into pieces as long as a short example, at another offset in each pass, so that all
-        text is seen about once."""
+        Every document is cut into pieces of the length of a short example, at another offset in each pass. So all text
+        is seen about once."""
         piece_tokens = self.config.short_length - NUM_SPECIAL_TOKENS
         begins = self.text.sentence_starts[:-1]
         documents = self._document_of
@@ -113,7 +113,7 @@ class PairSampler:
         """The pair that begins at sentence `start`, with at most `max_tokens` tokens, special tokens included.
 
         Args:
-            is_long: Fill it up to `long_length`.
+            is_long: Whether to fill it up to `long_length`.
         """
         budget, one_sentence_each = self._segment_budget(rng, is_long)
         if max_tokens is not None:
@@ -159,8 +159,8 @@ class PairSampler:
         return PairKind.SWAPPED if rng.random() < 0.5 else PairKind.NOT_ADJACENT
 
     def _sample_other_document(self, document: int, closest: Closest, rng: np.random.Generator) -> Span:
-        """Sentences of another document, drawn in proportion to its length, so that no document is second more often
-        than first."""
+        """Sentences of another document. It is drawn in proportion to its length, so that no document is second more
+        often than first."""
         own, until = self._followers_before[document : document + 2]
         draws = rng.integers(self._followers_before[-1] - (until - own), size=CANDIDATES)
         draws[draws >= own] += until - own
@@ -172,8 +172,8 @@ class PairSampler:
     def _sample_same_document(
         self, document_span: Span, first: Span, follower: Span, closest: Closest, rng: np.random.Generator
     ) -> tuple[Span, PairKind]:
-        """Sentences of the same document that neither follow nor overlap; the true pair, to be swapped, where none of
-        a similar length exists."""
+        """Sentences of the same document that neither follow nor overlap. If none has a similar length, the true pair,
+        to be swapped."""
         before = max(0, first[0] - document_span[0] - 1)
         behind = document_span[1] - first[1] - 1
         if before + behind < 1:
@@ -188,8 +188,8 @@ class PairSampler:
     def _closest_in_length(
         self, target: Span, first: Span, budget: int, one_sentence_each: bool, after: Ints, until: Ints
     ) -> tuple[Span, int]:
-        """Of the runs of sentences that begin at `after` and end by `until`, the one whose length is nearest to
-        `target`'s, and the difference in tokens."""
+        """The run of sentences, beginning at one of `after` and ending by `until`, whose length is nearest to that of
+        `target`; and the difference in tokens."""
         begins = self.text.sentence_starts
         wanted = self._length(target)
         stops = after + 1 if one_sentence_each else np.searchsorted(begins, begins[after] + wanted, side="right")
@@ -218,6 +218,6 @@ class PairSampler:
 
 
 def _truncate(first: Ints, second: Ints, budget: int) -> tuple[Ints, Ints]:
-    """Cut the longer segment at its outer end, so that the tokens on both sides of the [SEP] stay neighbours."""
+    """Cut the longer segment at its outer end, so that the tokens on both sides of the [SEP] stay adjacent."""
     keep, keep_second = truncate_longest_first([len(first), len(second)], budget)
     return first[len(first) - keep :], second[:keep_second]

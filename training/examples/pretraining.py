@@ -17,11 +17,11 @@ from training.examples.pairs import PairSampler, Text
 from training.recipe import ExamplesConfig
 
 SAMPLED = 256
-"""Examples whose mean length sets the number of sequences that a batch has room for."""
+"""Examples whose mean length determines the number of sequences for which a batch has room."""
 
 
 class MaskedPairs:
-    """The examples of one window of text, in an order that `key` decides."""
+    """The examples of one window of text, in an order that depends on `key`."""
 
     def __init__(self, text: Text, vocabulary: Vocabulary, config: ExamplesConfig, key: tuple[int, ...]) -> None:
         self.vocabulary = vocabulary
@@ -34,7 +34,7 @@ class MaskedPairs:
         return len(self._starts)
 
     def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> Example:
-        """See `training.examples.loader.WindowExamples.make`."""
+        """Make example `index`."""
         rng = np.random.default_rng((*self.key, index))
         is_long = rng.random() < self.config.long_probability
         pair = self._pairs.sample(int(self._starts[index]), rng, max_tokens, is_long=is_long)

@@ -1,4 +1,4 @@
-"""The model card of an exported checkpoint: `README.md`, and the resolved recipe beside it."""
+"""The model card of an exported checkpoint: `README.md`, with the resolved recipe beside it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from training.runtime.files import read_json, write_json
 _TEMPLATE = Path(__file__).with_suffix(".md")
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
-"""Overrides that say where a run was made, not how."""
+"""Overrides that depend on the machine of a run."""
 
 
 def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: Mapping[str, str]) -> None:
     """Write `README.md` and `recipe.json` into an exported directory.
 
-    The settings are those that the run was trained with, overrides included. What only describes the model is that of
-    the recipe, since weaknesses are known after training: `description`, `limits`, and the sources' notes. Figures are
-    those of the run's report if the report is about these weights.
+    Settings are those of the training, overrides included. Descriptive keys (`description`, `limits`, the sources'
+    notes) are the recipe's present ones, because weaknesses are known only after training. Figures are those of the
+    run's report if it is about these weights.
 
     Args:
-        recipe: as it is now.
+        recipe: the present recipe.
         run: folder of the training, with its log and recipe.
         weights: hashes of the run's models by name.
     """
@@ -123,7 +123,8 @@ def _portable_recipe(recipe: Recipe) -> Recipe:
 
 
 def _portable(key: str, value: str, recipe: Recipe) -> str:
-    """A path relative to the folder that the command is run in, if runs are in `runs` there; any other value as it is.
+    """A path relative to the folder in which the command is run, if runs are in `runs` there. Other values are
+    unchanged.
 
     Text is relative to the folder of data. A checkpoint outside of the folder of runs keeps the end of its path.
     """

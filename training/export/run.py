@@ -1,4 +1,4 @@
-"""`export`: a run's models to the directories that are served, loaded again and compared."""
+"""`export`: writes a run's models to the directories that are served, loads them again and compares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.stages import Pipeline
 NAMES = ("pretrained", "sentiment")
 
 DTYPE = torch.float16
-"""Precision of exported weights: half the size, and no answer of the shipped models changes with it. Those of a
+"""Precision of exported weights: half the size, without changing a prediction of the shipped models. Weights of a
 regression stay in float32, because float16 does not hold the number 100,000, or the years around 2000."""
 
 logger = logging.getLogger(__name__)
@@ -29,14 +29,14 @@ def export(pipeline: Pipeline) -> list[Path]:
     """Write the run's models to `export.folder` and `export.classifier`.
 
     Raises:
-        RunError: the run has no model; or a directory does not hold what was written, or holds other files.
+        RunError: the run has no model; or a directory's contents differ from those written, or it holds other files.
     """
     recipe, made = pipeline.recipe, pipeline.models()
     check_targets(recipe)
     if not made:
         raise RunError(f"{recipe.folder} has no model of these settings; run pretrain or finetune first")
     for name in set(NAMES).difference(made):
-        if name == "sentiment" or recipe.finetune.pretrained is None:  # else this run pretrains nothing
+        if name == "sentiment" or recipe.finetune.pretrained is None:  # otherwise this run pretrains nothing
             logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
     sources = {name: load_checkpoint(model) for name, model in made.items()}
     weights = {name: weights_hash(source.model) for name, source in sources.items()}
@@ -54,7 +54,7 @@ def export(pipeline: Pipeline) -> list[Path]:
 
 
 def check_targets(recipe: Recipe) -> None:
-    """Raise RunError if a directory to export to holds other files than a checkpoint's, or is one of the run's own."""
+    """Raise RunError if an export directory holds other files than a checkpoint's, or belongs to the run itself."""
     own = {(recipe.folder / name).resolve() for name in NAMES}
     for name in NAMES:
         target = recipe.exported(name)

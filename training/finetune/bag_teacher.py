@@ -1,8 +1,8 @@
 """Soft labels from a bag of words, written beside the prepared texts as `distill` writes those of networks.
 
 A bag learns from a few hundred texts which words speak for a label, where a network needs thousands. Each text is
-labelled by a bag that has not read it (stacked generalisation, Wolpert 1992): to the texts that it has learned from, a
-bag answers with their labels.
+labelled by a bag that was not fitted to it (stacked generalisation, Wolpert 1992). A bag only repeats the labels of the
+texts that it was fitted to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.problems.base import Problem
 FOLDS = 5
 
 STRENGTHS = (10.0, 100.0)
-"""Inverse regularisation of the logistic regressions: the one with the lower loss on texts not read is used."""
+"""Inverse regularisation of the logistic regressions. The one with the lower loss on held-out folds is used."""
 
 MAX_FEATURES = 400_000
 
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 
 def label_out_of_fold(folder: Path, problem: Problem) -> None:
-    """Write the probabilities of the bags for the texts of `labelled/train`, unless all labels but one have fewer than
-    `FOLDS` texts."""
+    """Write the probabilities of the bags for the texts of `labelled/train`. Writes nothing if all labels but one have
+    fewer than `FOLDS` texts."""
     text = PreparedText.open(folder)
     columns = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
     window = text.window(range(len(text.shards)))
     labels = window.column("labels")
     assert labels is not None
-    if np.sort(np.bincount(labels, minlength=2))[-2] < FOLDS:  # some fold would learn from one label
+    if np.sort(np.bincount(labels, minlength=2))[-2] < FOLDS:  # some fold would have one label only
         return
     starts = window.sentence_starts[window.document_starts].tolist()
     documents = [window.tokens(first, end) for first, end in itertools.pairwise(starts)]

@@ -1,4 +1,4 @@
-"""Temperature of a classifier, so that its scores are honest probabilities (Guo et al. 2017, section 4.2)."""
+"""Temperature of a classifier, which calibrates its probabilities (Guo et al. 2017, section 4.2)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from model.heads import BertForSequenceClassification
 from training.evaluate.classification import Answers, expected_calibration_error
 
 MIN_RIGHT_AND_WRONG = 5
-"""Right and wrong answers on dev that a temperature needs: with none wrong, the lowest temperature always wins."""
+"""Minimum number of right, and of wrong, answers on dev: with none wrong, the lowest temperature always wins."""
 
 MAX_SOURCE_TEXTS = 1000
-"""Weight of a source in texts at most: what fits the largest source need not fit the others."""
+"""Maximum weight of a source in texts, because the best temperature of the largest source need not fit the others."""
 
 TEMPERATURES = torch.logspace(-1, 1, 401, base=5.0).tolist()
-"""0.2 to 5."""
+"""Candidates from 0.2 to 5."""
 
 logger = logging.getLogger(__name__)
 
 
 def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answers]) -> float:
-    """Divide the logits by the temperature with the lowest loss on dev. It is written into the last layer's weights, so
-    whatever loads them has calibrated scores. Nothing is changed if dev is too small, the temperature would raise the
-    calibration error, or the problem is a regression.
+    """Divide the logits by the temperature with the lowest loss on dev.
+
+    It is written into the last layer's weights, so every program that loads them has calibrated scores. Nothing changes
+    if dev is too small, the temperature would raise the calibration error, or the problem is a regression.
 
     Args:
-        answers: of the model to each source of dev.
+        answers: the model's answers to each source of dev.
 
     Returns:
-        The temperature; 1 if nothing is changed.
+        The temperature; 1 if nothing changed.
     """
     found = [a.problem.decisions(a.scores, a.targets) for a in answers.values()]
     decisions = [is_right for decided in found if decided for is_right in decided[1].tolist()]

@@ -53,13 +53,13 @@ def write_soft_labels(recipe: Recipe, teachers: Sequence[Checkpoint], train: Pat
 
 
 def load_teachers(folders: Sequence[Path], config: FinetuneConfig, tokenizer: Tokenizer) -> list[Checkpoint]:
-    """The classifiers in some folders.
+    """Load the classifiers in some folders.
 
     Args:
-        tokenizer: of the network that will be fine-tuned.
+        tokenizer: tokenizer of the network that will be fine-tuned.
 
     Raises:
-        RunError: one is missing, is no classifier of the recipe's labels, or has another vocabulary.
+        RunError: a classifier is missing, has not the recipe's labels, or has another vocabulary.
     """
     teachers = [load_classifier(folder, config) for folder in folders]
     for teacher in teachers:
@@ -82,17 +82,17 @@ class _Reading:
     teacher: int = 0
     documents: Sequence[int] = ()
     batch: ClassificationBatch | None = None
-    """None after all texts of the shard."""
+    """The batch; None after all texts of the shard."""
 
     def pin_memory(self) -> _Reading:
-        """Called by the DataLoader for a GPU."""
+        """Pin the batch's memory; the DataLoader calls this for a GPU."""
         return replace(self, batch=self.batch and self.batch.pin_memory())
 
 
 @dataclass(eq=False)
 class _Readings(IterableDataset[_Reading]):
-    """What the teachers read of each shard: all texts, or of several teachers each those of its fold and those without
-    a label. The readings of a shard follow one another."""
+    """The readings of each shard, one shard after another. A single teacher reads all texts. One of several teachers
+    reads the texts of its fold, and those without a label."""
 
     text: PreparedText
     tokenizer: Tokenizer

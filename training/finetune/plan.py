@@ -1,5 +1,6 @@
-"""Settings of fine-tuning that a recipe leaves out, chosen by the texts: measured on tables of 100 to 8,110 texts
-(experiments/LOG.md, 2026-11-28).
+"""Chooses the settings of fine-tuning that a recipe leaves out, depending on the texts.
+
+The rules were measured on tables of 100 to 8,110 texts (experiments/LOG.md, 2026-11-28).
 
 A small table needs many small steps: 1,000 texts in steps of 4,096 tokens are 57 steps in two epochs, which hardly move
 a network.
@@ -14,27 +15,27 @@ from training.recipe import BUCKET_TOKENS, SINGLE_LABEL, Recipe
 
 @dataclass(frozen=True, slots=True)
 class PlanPolicy:
-    """How long and how fast a classifier is trained."""
+    """Length and learning rate of the training of a classifier."""
 
     tokens: int = 1_500_000
-    """Tokens of a run, as far as the bounds of the epochs allow."""
+    """Tokens of a run, within the bounds of the epochs."""
     classifier_tokens: int = 250_000
-    """The same for a network that is a classifier already: it learns its texts by heart sooner."""
+    """Tokens of a run that starts from a classifier, which overfits sooner."""
     min_epochs: float = 2.0
     max_epochs: float = 20.0
     min_steps: int = 200
-    """Fewer hardly move a network; a table of few short texts is read more often than `max_epochs`."""
+    """Fewer steps hardly change a network. A table of few short texts is read more often than `max_epochs`."""
     steps: int = 3000
-    """Steps of a run, as far as the bounds of a step allow."""
+    """Steps of a run, within the bounds of a step."""
     min_batch_tokens: int = 512
     max_batch_tokens: int = 4096
     learning_rate: float = 2e-4
-    """Peak rate with steps of `min_batch_tokens`. It grows with the fourth root of a step's tokens, which
+    """Peak learning rate with steps of `min_batch_tokens`. It grows with the fourth root of a step's tokens, which
     agrees with the recipes `cpu` (3e-4 at 4,096) and `shipped` (5e-4 at 32,768)."""
     embedding_factor: float = 10.0
     bag_weight: float = 0.5
     max_bag_texts: int = 20_000
-    """With more texts, no bag of words is used, because its use there was not measured."""
+    """Maximum number of texts with which a bag of words is used, because it was not measured with more."""
 
 
 def planned(
@@ -50,11 +51,11 @@ def planned(
     """The recipe with values for all settings of `[finetune]` that depend on the texts.
 
     Args:
-        tokens: of one epoch.
-        from_classifier: whether the network to start from is a classifier. It needs to learn less, and has no use for
-            fast embeddings.
-        has_labels: whether it has the recipe's labels, so that its last layer is kept. It knows more than a bag of
-            words.
+        tokens: tokens of one epoch.
+        from_classifier: whether the network to start from is a classifier. It needs less training, and no higher
+            learning rate for embeddings.
+        has_labels: whether it has the recipe's labels, so that its last layer is kept. A bag of words would not help
+            it.
         world_size: processes that share a step.
     """
     config = recipe.finetune

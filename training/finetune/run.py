@@ -36,7 +36,7 @@ WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
 
 EVALUATIONS, EVALUATED_TEXTS = 4, 1000
-"""On dev, evenly spaced over the run, with so many texts of each source at most; for the log only."""
+"""Number of evaluations on dev, evenly spaced over the run, and maximum texts of each source; for the log only."""
 
 FEW_STEPS = 100
 """Fewer steps hardly move a network."""
@@ -49,20 +49,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """What one training of the classifier works with."""
+    """The state of one training of the classifier."""
 
     recipe: Recipe
-    """With all settings of `[finetune]`."""
+    """The recipe with all settings of `[finetune]`."""
     start: Checkpoint
     train: PreparedText
     dev: dict[str, LabelledTexts]
-    """By name of the source."""
+    """Dev texts by name of the source."""
     problem: Problem
-    """Fitted to the texts to train on."""
+    """The problem, fitted to the texts to train on."""
     soft_label_weight: float | None
     """Weight of a teacher's probabilities beside the true label; None without a teacher."""
     folder: Path
-    """Of the log, the checkpoints and the classifier."""
+    """Folder of the log, the checkpoints and the classifier."""
     seed: int
     left_out: Fold | None
     """Texts that are not trained on."""
@@ -82,10 +82,10 @@ def finetune(
     """Train a classifier, or continue an interrupted run. The classifier goes into `model/`.
 
     Args:
-        start: pretrained network, or classifier, to start from.
-        labelled: what `prepare` wrote.
-        soft_labels: what `distill` wrote.
-        folder: of the log, the checkpoints and the classifier.
+        start: network or classifier to start from.
+        labelled: folder that `prepare` wrote.
+        soft_labels: folder that `distill` wrote.
+        folder: folder of the log, the checkpoints and the classifier.
         left_out: texts that are not trained on.
 
     Returns:
@@ -144,7 +144,7 @@ def _training(
     left_out: Fold | None,
     dist: DistContext,
 ) -> _Training:
-    """Opens the texts, and plans the settings for them; see `finetune`."""
+    """Open the texts, and plan the settings for them; see `finetune`."""
     train = PreparedText.open(labelled / "train", soft_labels)
     _, tokens = epoch_size(train, recipe.finetune.max_length, with_unlabelled=soft_labels is not None)
     recipe = planned(
@@ -213,8 +213,10 @@ def _loss_and_stream(training: _Training) -> tuple[ClassificationLoss, LabelledS
 
 
 def _with_budget(training: _Training, loss: ClassificationLoss, stream: LabelledStream) -> _Training:
-    """With the epochs that fit into the budget in minutes, if there is one. What will be done, and how long it takes,
-    is logged. The speed is measured once, so that a run goes on with the epochs that it began with."""
+    """The training with the number of epochs that fit into the budget in minutes, if there is one.
+
+    The work and its time are logged. The speed is measured once, so that a resumed run keeps its number of epochs.
+    """
     recipe, config, dist = training.recipe, training.recipe.finetune, training.dist
     assert config.epochs
     assert config.batch_tokens

@@ -1,4 +1,4 @@
-"""How good a fine-tuned classifier is on dev, and which of several seeds is kept."""
+"""Scores fine-tuned classifiers on dev, and chooses among several seeds."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class SeedResult:
 
 
 def dev_figures(answers: Mapping[str, Answers]) -> dict[str, float]:
-    """`dev_score`, `dev_loss` and `dev_error`: means over the domains of all dev sources that have enough texts of each
-    label, or over all domains if none has. A source without domains is one.
+    """`dev_score`, `dev_loss` and `dev_error`: means over the domains of all dev sources.
+
+    Domains without enough texts of each label are left out, unless all are. A source without domains is one domain.
 
     Args:
-        answers: by source.
+        answers: answers by source.
     """
     parts = {f"{name} {domain}": part for name, each in answers.items() for domain, part in each.by_domain().items()}
     problem = next(iter(answers.values())).problem
@@ -38,5 +39,5 @@ def dev_figures(answers: Mapping[str, Answers]) -> dict[str, float]:
 
 
 def best_seed(results: Sequence[SeedResult]) -> SeedResult:
-    """The one with the best score on dev, then with the lowest loss, then the first."""
+    """The result with the best score on dev, then with the lowest loss, then the first."""
     return max(results, key=lambda r: (r.dev_score or 0.0, -(r.dev_loss or 0.0)))

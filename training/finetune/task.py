@@ -1,4 +1,4 @@
-"""What a step of fine-tuning computes: the loss of texts, on top of a pretrained encoder."""
+"""The loss of fine-tuning, on top of a pretrained encoder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from training.problems.base import Problem
 from training.recipe import SINGLE_LABEL, FinetuneConfig
 
 DROPOUT = 0.1
-"""Of hidden states (Devlin et al. 2018, appendix A.3). Attention has none, which keeps the variable-length kernel."""
+"""Dropout of hidden states (Devlin et al. 2018, appendix A.3). Attention has none, so that the variable-length kernel
+can be used."""
 
 
 def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForSequenceClassification:
-    """The pretrained encoder and pooler under a new last layer; or a classifier of the same labels as it is, to train
-    further."""
+    """The pretrained encoder and pooler under a new last layer. A classifier with the same labels is returned
+    unchanged, to be trained further."""
     shape = start.config.replace(
         hidden_dropout_prob=DROPOUT,
         attention_probs_dropout_prob=0.0,
@@ -53,8 +54,8 @@ def keeps_last_layer(start: Model, config: FinetuneConfig) -> bool:
 
 
 class ClassificationLoss(TrainingLoss):
-    """Loss of a micro-batch of texts. Its denominator is the mean number of texts in a micro-batch, so every text has
-    the same weight, beside neighbours of any length."""
+    """Loss of a micro-batch of texts. Its denominator is the mean number of texts in a micro-batch. So every text has
+    the same weight, whatever its neighbours' lengths."""
 
     model: BertForSequenceClassification
 
@@ -66,8 +67,8 @@ class ClassificationLoss(TrainingLoss):
         self.texts_per_batch = texts_per_batch
 
     def forward(self, batch: ClassificationBatch) -> tuple[Tensor, Tensor]:
-        """() loss, and (2, 2) sum and count of the loss and of `Problem.metric_of`: of the true labels, also where soft
-        labels are learned."""
+        """() loss, and (2, 2) sum and count of the loss and of `Problem.metric_of`. Both metrics use the true labels,
+        even if soft labels are learned."""
         logits = self.model(batch.packed).float()  # (sequences, outputs)
         is_text, is_labelled = (~rows[:, 0].isnan() for rows in (batch.targets, batch.truth))
         total = (self.problem.losses(logits, batch.targets.nan_to_num()) * is_text).sum()
@@ -76,5 +77,5 @@ class ClassificationLoss(TrainingLoss):
         return total / self.texts_per_batch, torch.stack([each.float() for each in sums]).detach().view(2, 2)
 
     def flops(self, batch: ClassificationBatch) -> int:
-        """See `TrainingLoss.flops`."""
+        """Count the operations of a classifier's batch."""
         return classification_flops(self.model.config, batch.packed)

@@ -12,11 +12,11 @@ LEFT_PLATEAU = "left_plateau"
 ADVICE = "advice"
 
 PATIENCE = 1 / 3
-"""Share of the budget after which a run should have left the plateau."""
+"""Share of the budget by which a run should have left the plateau."""
 
 LINES = 10
-"""Newest lines of the log whose mean is compared with the unigram entropy, plus two standard errors. They are a tenth
-of a short run or 500 steps of a long one: single lines of a short run have a few hundred masked tokens."""
+"""Newest lines of the log whose mean, plus two standard errors, is compared with the unigram entropy. They are a tenth
+of a short run or 500 steps of a long one. Single lines of a short run have only a few hundred masked tokens."""
 
 
 @dataclass(slots=True)
@@ -24,13 +24,13 @@ class Advisor:
     """Checks a run's metrics at every line of its log."""
 
     unigram_entropy: float | None = None
-    """Masked-LM loss of a model that has learned nothing but the frequency of tokens, in nats."""
+    """Masked-LM loss of a model that has learned only the frequencies of tokens, in nats."""
     left_plateau: bool = False
     _warned: bool = False
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LINES))
 
     def look(self, figures: Mapping[str, float], spent: float) -> Iterator[tuple[str, str]]:
-        """Events and their text, after `spent` of the budget."""
+        """Events and their texts, after the share `spent` of the budget."""
         entropy = self.unigram_entropy
         if entropy is None or self.left_plateau:
             return

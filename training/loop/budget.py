@@ -11,7 +11,7 @@ from training.runtime.distributed import DistContext
 from training.runtime.files import read_json, write_json
 
 SPEED_SECONDS = 10.0
-"""For measuring the speed; at most a tenth of the budget."""
+"""Time for measuring the speed; at most a tenth of the budget."""
 
 
 def budget_record(
@@ -22,11 +22,11 @@ def budget_record(
     dist: DistContext,
     micro_batches: int = 1,
 ) -> dict[str, Any]:
-    """The record of a run's budget in a file, the same on all ranks: `minutes` and `tokens_per_second` of all ranks
-    together. It is made again only for another budget, so that a resumed run goes on with what it began with.
+    """The record of a run's budget in a file, the same on all ranks: `minutes`, and `tokens_per_second` of all ranks
+    together. It is measured again only for another budget, so that a resumed run keeps its record.
 
     Args:
-        micro_batches: of one rank, in a step.
+        micro_batches: micro-batches of one rank, in a step.
     """
     known = read_json(file)
     if known is None or known["minutes"] != minutes:

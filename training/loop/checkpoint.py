@@ -21,15 +21,15 @@ KEEP = 2
 """Checkpoints to keep. The older one is used if the newest cannot be read."""
 
 BEFORE_DECAY = "before-decay.pt"
-"""The state when the learning rate begins to fall: a run with a larger budget continues from here, because a decayed
-network would have to be warmed up again."""
+"""The state when the learning rate begins to fall. A run with a larger budget continues from it, because a decayed
+network would need another warm-up."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class TrainState:
-    """Progress of a run; with weights and optimizer, all that a bit-exact resume needs."""
+    """Progress of a run. A bit-exact resume needs this, the weights and the optimizer."""
 
     step: int = 0
     """Optimizer steps."""
@@ -47,30 +47,30 @@ class TrainState:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointer:
-    """Checkpoints of one run in one folder. Only rank 0 writes. On resume every rank looks into its folder, and the
-    newest state of all ranks is sent to all: after a restart another node, with another disk, may have rank 0."""
+    """Checkpoints of one run in one folder. Only rank 0 writes. On resume every rank reads its folder, and the newest
+    state is sent to all ranks: after a restart another node, with another disk, may have rank 0."""
 
     folder: Path
     identity: Mapping[str, Any]
-    """What a run has in common with one of a smaller budget that it continues: settings, text, first weights."""
+    """Properties that a run shares with one of a smaller budget that it continues: settings, text, first weights."""
     parts: Mapping[str, Any]
-    """Model, optimizer and weight average by name: what has `state_dict` and `load_state_dict`."""
+    """Model, optimizer and weight average by name: objects with `state_dict` and `load_state_dict`."""
     dist: DistContext
     before_decay: Path | None = None
-    """The state of a run with a smaller budget, to begin with."""
+    """The state of a run with a smaller budget, with which this run begins."""
 
     def save(self, state: TrainState, *, before_decay: bool = False) -> None:
         """Write everything that a bit-exact resume needs, and remove all checkpoints but this one and the one before.
         All ranks call it.
 
         Args:
-            before_decay: keep it beside the others, for a later run with a larger budget.
+            before_decay: keep it in addition to the others, for a later run with a larger budget.
 
         Raises:
             RunError: the disk is full or the folder is read-only; earlier checkpoints are unchanged.
         """
         lanes: dict[int, Position] = {}
-        # A rank knows old positions of the lanes of other ranks.
+        # A rank knows only old positions of other ranks' lanes.
         for known in self.dist.all_gather(state.lanes):
             lanes |= {lane: max(position, lanes.get(lane, position)) for lane, position in known.items()}
         state.lanes = lanes
@@ -124,7 +124,7 @@ class Checkpointer:
 
 
 def states(folder: Path) -> list[Path]:
-    """The states of a run that is not complete, the newest first."""
+    """The states of an incomplete run, the newest first."""
     return sorted(folder.glob("state-*.pt"), reverse=True)
 
 

@@ -1,6 +1,8 @@
-"""Floating-point operations of a step, counted for what is computed: no padding, and in the last layer only
-the output positions. A multiplication and an addition are two. Norms, activations and look-ups are left out, as
-is usual."""
+"""Floating-point operations of a step.
+
+Padding is not counted, nor are positions in the last layer without an output. A multiplication and an addition are two
+operations. Norms, activations and look-ups are left out, as is usual.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from model.config import BertConfig
 from model.packing import PackedBatch
 
 BACKWARD = 2
-"""The backward pass has a product for the inputs' gradient and one for the weights', each like forward's."""
+"""The backward pass has a product for the inputs' gradient and one for the weights', each as large as the forward's."""
 
 
 def encoder_flops(config: BertConfig, batch: PackedBatch) -> int:
-    """Forward pass of the encoder over a batch."""
+    """Operations of the encoder's forward pass over a batch."""
     tokens = batch.total_tokens
     keys = batch.lengths
     queries = keys if batch.outputs is None else batch.outputs.sequences.lengths
@@ -24,7 +26,7 @@ def encoder_flops(config: BertConfig, batch: PackedBatch) -> int:
 
 
 def _layer_flops(config: BertConfig, queries: int, keys: int, pairs: int) -> int:
-    """One layer: `pairs` of a query and a key meet in attention."""
+    """Operations of one layer. `pairs`: number of pairs of a query and a key in attention."""
     hidden, inner = config.hidden_size, config.intermediate_size
     per_query = 2 * hidden * (hidden + hidden + 2 * inner)  # query, attention output, feed-forward
     per_key = 2 * hidden * 2 * hidden  # key, value
@@ -32,7 +34,7 @@ def _layer_flops(config: BertConfig, queries: int, keys: int, pairs: int) -> int
 
 
 def pretraining_flops(config: BertConfig, batch: PackedBatch, masked: int) -> int:
-    """Forward and backward pass with both heads; `masked` positions are projected onto the vocabulary."""
+    """Operations of forward and backward pass with both heads; `masked` positions are projected onto the vocabulary."""
     hidden = config.hidden_size
     pairs = len(batch.cu_seqlens) - 1
     heads = masked * 2 * hidden * (hidden + config.vocab_size) + pairs * 2 * hidden * (hidden + 2)
@@ -40,7 +42,7 @@ def pretraining_flops(config: BertConfig, batch: PackedBatch, masked: int) -> in
 
 
 def classification_flops(config: BertConfig, batch: PackedBatch) -> int:
-    """Forward and backward pass of a classifier."""
+    """Operations of forward and backward pass of a classifier."""
     hidden = config.hidden_size
     heads = (len(batch.cu_seqlens) - 1) * 2 * hidden * (hidden + config.num_labels)
     return (1 + BACKWARD) * (encoder_flops(config, batch) + heads)

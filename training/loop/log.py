@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar, and a log with one JSON object per line."""
+"""The output of a run: a progress bar, and a log with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from training.loop.checkpoint import TrainState
 
 
 class RunLog:
-    """`log.jsonl` of a run, kept over resumes; with TensorBoard event files in `tensorboard/` beside it, if asked.
+    """`log.jsonl` of a run, kept over resumes. On request, TensorBoard event files in `tensorboard/` beside it.
 
     Raises:
-        RunError: TensorBoard is asked for, and is not installed.
+        RunError: TensorBoard is requested, and is not installed.
     """
 
     def __init__(self, file: Path, *, tensorboard: bool = False) -> None:
@@ -47,7 +47,7 @@ class RunLog:
             self._board.flush()
 
     def rewind(self, step: int) -> None:
-        """Remove the lines after `step` and incomplete ones: a run that resumes there writes them again."""
+        """Remove incomplete lines and those after `step`, because a run that resumes there writes them again."""
         kept = [json.dumps(line) + "\n" for line in self if line["step"] <= step]
         part = self.file.with_suffix(".part")
         part.parent.mkdir(parents=True, exist_ok=True)  # missing if another node had rank 0 until now
@@ -66,7 +66,7 @@ class RunLog:
 
 
 def print_line(event: str, progress: str, figures: Mapping[str, Any]) -> None:
-    """Print figures beside a progress bar. Of figures of several sources and their means, the means are printed."""
+    """Print figures beside a progress bar. If there are several sources and their means, only the means are printed."""
     means = {name: value for name, value in figures.items() if not isinstance(value, Mapping)}
     text = "  ".join(f"{name} {_short(value)}" for name, value in (means or figures).items())
     tqdm.write(f"{event:10s}  {progress}  {text}")

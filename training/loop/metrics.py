@@ -13,9 +13,11 @@ from training.loop.checkpoint import TrainState
 
 
 class MetricWindow:
-    """Metrics of the steps since the last line of the log: losses in nats, a gradient norm without a unit, tokens per
-    second over all ranks, the share of this rank's time in which it waited for batches (on a CPU, made them), and
-    FLOP/s of this rank as a share of its peak."""
+    """Metrics of the steps since the last line of the log.
+
+    They are losses in nats, a gradient norm without a unit, and tokens per second over all ranks. Two are of this rank:
+    the share of time in which it waited for batches (on a CPU, made them), and FLOP/s as a share of its peak.
+    """
 
     def __init__(self, names: Sequence[str], state: TrainState, peak_flops: float | None = None) -> None:
         self.names = names
@@ -33,8 +35,8 @@ class MetricWindow:
         Args:
             metrics: (names, 2) sum and count of each metric.
             norm: () norm of the gradient.
-            flops: of the forward and backward passes of this rank.
-            waited: seconds for its batches.
+            flops: operations of the forward and backward passes of this rank.
+            waited: seconds of waiting for its batches.
         """
         self.flops += flops
         self.waited += waited
@@ -43,7 +45,7 @@ class MetricWindow:
         self._norms.append(norm)
 
     def check_finite(self, step: int) -> None:
-        """Raise RunError if a gradient was not finite: such weights are never saved, evaluated or exported."""
+        """Raise RunError if a gradient was not finite, so that such weights are never saved, evaluated or exported."""
         for norm in torch.stack(self._norms).tolist():
             if not math.isfinite(norm):
                 raise RunError(
@@ -59,7 +61,7 @@ class MetricWindow:
         """Figures for a line of the log, without metrics that no example has, such as a loss of pairs.
 
         Args:
-            sums: `sums()`, added up over the ranks.
+            sums: `sums()`, added over the ranks.
         """
         seconds = max(state.seconds - self._seconds, 1e-9)
         figures = _means(self.names, sums)
@@ -73,7 +75,7 @@ class MetricWindow:
 
 
 class PrintedMetrics:
-    """What the console gets: the metrics of all lines of the log since the last printed line."""
+    """Metrics for the console, over all lines of the log since the last printed line."""
 
     def __init__(self, names: Sequence[str], state: TrainState) -> None:
         self._names = names
@@ -81,7 +83,7 @@ class PrintedMetrics:
         self._tokens, self._seconds = state.tokens, state.seconds
 
     def add(self, sums: Sequence[float]) -> None:
-        """Add a line of the log by its `MetricWindow.sums()`, added up over the ranks."""
+        """Add a line of the log by its `MetricWindow.sums()`, added over the ranks."""
         self._sums = [total + more for total, more in zip(self._sums, sums, strict=True)]
 
     def take(self, state: TrainState) -> dict[str, float]:
@@ -94,6 +96,6 @@ class PrintedMetrics:
 
 
 def _means(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
-    """Means of metrics by their sums and counts, without those that no example has."""
+    """Means of metrics from their sums and counts, without those that no example has."""
     triples = zip(names, sums[::2], sums[1::2], strict=True)
     return {name: total / count for name, total, count in triples if count}

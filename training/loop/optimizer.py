@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 BETAS, EPSILON = (0.9, 0.98), 1e-6
-"""Of AdamW, as RoBERTa has them (Liu et al. 2019, section 3.1)."""
+"""AdamW's settings in RoBERTa (Liu et al. 2019, section 3.1)."""
 
 ADAMW_DECAY = 0.01
 """Weight decay of matrices (Devlin et al. 2018, appendix A.2). Biases and norms have none."""
@@ -16,7 +16,8 @@ def make_optimizer(model: nn.Module, learning_rate: float, embedding_factor: flo
     """AdamW (Loshchilov & Hutter 2017, https://arxiv.org/abs/1711.05101), without decay on biases and norms.
 
     Args:
-        embedding_factor: rate of the embeddings, in rates of the other weights. Each group of weights has its `factor`.
+        embedding_factor: learning rate of the embeddings, relative to that of the other weights. Each group of weights
+            has its `factor`.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, weight in model.named_parameters():

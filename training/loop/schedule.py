@@ -17,7 +17,7 @@ class Schedule:
     budget_tokens: int
     warmup_tokens: int
     decay_fraction: float
-    """Share of the budget in which the rate falls; at most what the warm-up leaves."""
+    """Share of the budget in which the rate falls, limited to the part after the warm-up."""
 
     @property
     def decay_start(self) -> int:
@@ -25,7 +25,7 @@ class Schedule:
         return max(self.warmup_tokens, round(self.budget_tokens * (1 - self.decay_fraction)))
 
     def factor(self, tokens: float) -> float:
-        """Share of the peak learning rate after so many tokens."""
+        """Share of the peak learning rate after N tokens."""
         if tokens < self.warmup_tokens:
             return tokens / self.warmup_tokens
         if tokens <= self.decay_start or self.decay_start >= self.budget_tokens:

@@ -1,4 +1,4 @@
-"""A stage of a run: a function whose result has a folder that carries a hash of what it depends on."""
+"""A stage of a run: a function whose result has a folder with a hash of its inputs and settings."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from training.runtime.files import read_json, write_json
 from training.runtime.lock import ranks_in_turn, run_lock
 
 DONE = "done.json"
-"""File that a complete result has."""
+"""File that marks a complete result."""
 
 RUNNING = "running"
-"""Readable path to the result that is being made, with its log."""
+"""Name of the link to the result in progress, with its log."""
 
 logger = logging.getLogger(__name__)
 
 Made = Mapping[str, Any] | None
-"""What a stage adds to its `done.json`; None if a signal stopped it."""
+"""Additional values for the `done.json` of a stage; None if a signal stopped it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +36,16 @@ class Stage:
 
     name: str
     command: str
-    """The command that makes it."""
+    """The command that runs it."""
     run: Path
     """Folder of the run."""
     settings: Mapping[str, Any]
-    """What the result depends on, beside the stages that it needs."""
+    """Settings that the result depends on, in addition to the needed stages."""
     make: Callable[[Path, DistContext], Made]
-    """Makes the result in a folder, or continues."""
+    """Makes the result in a folder, or continues to do so."""
     needs: tuple[Stage, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
-    """Readable paths, and where in the stage's folder they lead."""
+    """Readable paths, and their targets in the stage's folder."""
     in_ranks: bool = False
     """Whether all ranks of `torchrun` make it together."""
 
@@ -59,7 +59,7 @@ class Stage:
 
     @property
     def folder(self) -> Path:
-        """Where the result is."""
+        """Folder of the result."""
         return self.run / "stages" / f"{self.name}-{self.key}"
 
     @property
@@ -69,10 +69,10 @@ class Stage:
         return found if found and found["files"].items() <= _sizes(self.folder).items() else None
 
     def ensure(self, dist: DistContext) -> bool:
-        """Make the result, unless it is there. False if a signal stopped it.
+        """Make the result, unless it exists. False if a signal stopped it.
 
         Raises:
-            RunError: a stage that it needs is not made, or another process makes this one.
+            RunError: a needed stage has no result, or another process makes this one.
         """
         for need in self.needs if self.record is None else ():
             need.check()
@@ -106,8 +106,8 @@ class Stage:
         return True
 
     def _remove_damaged(self) -> None:
-        """Remove the files in folders of a complete result that have a missing or damaged one, because a stage keeps
-        what it finds."""
+        """Remove the files in each folder of a complete result that has a missing or damaged file, because a stage
+        keeps existing files."""
         recorded, here = (read_json(self.folder / DONE) or {}).get("files", {}), _sizes(self.folder)
         damaged = {Path(name).parent for name, size in recorded.items() if here.get(name) != size}
         for name in here:
@@ -116,7 +116,7 @@ class Stage:
         (self.folder / DONE).unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise RunError if the result is not there."""
+        """Raise RunError if the result does not exist."""
         if self.record is not None:
             return
         others = filter(None, map(self._difference, sorted(self.run.glob(f"stages/{self.name}-*/{DONE}"))))
@@ -124,7 +124,7 @@ class Stage:
         raise RunError(f"{self.run} has no {self.name} of these settings{there}; run {self.command} first")
 
     def _difference(self, done: Path) -> str:
-        """What another result of this stage was made with, in a few words."""
+        """The settings in which another result of this stage differs, in a few words."""
         found = (read_json(done) or {}).get("settings", {})
         there, here = flatten(found), flatten(json.loads(json.dumps(self.settings)))
         keys = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
@@ -133,7 +133,7 @@ class Stage:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file that later stages need: no logs, no states."""
+    """Bytes of each file that later stages need: all but logs and states."""
     found = (file for file in folder.rglob("*") if file.suffix in (".json", ".npy", ".npz", ".gz", ".safetensors"))
     return {str(file.relative_to(folder)): file.stat().st_size for file in found if file.name != DONE}
 

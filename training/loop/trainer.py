@@ -1,7 +1,7 @@
 """The training loop of pretraining and fine-tuning.
 
-What is trained comes in as a `TrainingLoss` and a stream of examples; the loop knows no text and no labels. Each rank
-runs this loop over its share of the micro-batches, and all ranks decide alike.
+The caller supplies a `TrainingLoss` and a stream of examples; the loop knows no text and no labels. Each rank runs this
+loop over its share of the micro-batches, and all ranks make the same decisions.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ CLIP_NORM = 1.0
 """The gradient's norm is clipped to this (Devlin et al. 2018, published code)."""
 
 MAX_LOG_STEPS, MIN_LOG_LINES = 50, 100
-"""Steps per line of the log; a short run has at least so many lines."""
+"""Maximum steps per line of the log, and minimum number of lines, which a short run needs."""
 
 UNTIMED_STEPS, TIMED_STEPS = 2, 10
-"""Steps by which the speed is measured. The first ones compile kernels, and start the loader."""
+"""Steps for measuring the speed: the first ones, which compile kernels and start the loader, and the measured ones."""
 
 CONSOLE_LINES = 20
-"""Lines of a run's training that the console gets at most; all are in `log.jsonl`."""
+"""Maximum lines of a run's training on the console; all lines are in `log.jsonl`."""
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingLoss(nn.Module):
-    """What is trained: the loss of a model. It is called with a micro-batch and returns the () loss to minimise, and
-    (metrics, 2) sum and count of each metric, without a gradient."""
+    """The loss of a model. It is called with a micro-batch, and returns the () loss to minimise, and (metrics, 2) sum
+    and count of each metric, without a gradient."""
 
     model: nn.Module
     """Its weights are trained, averaged and saved."""
     metric_names: tuple[str, ...]
-    """The first is the loss."""
+    """Names of the metrics; the first is the loss."""
 
     def flops(self, batch: Any) -> int:
         """Floating-point operations of the forward and backward pass over a micro-batch on the host."""
@@ -77,7 +77,7 @@ class TrainConfig:
     micro_batch_tokens: int
     """Tokens of a forward pass of one rank."""
     learning_rate: float
-    """Peak of the schedule."""
+    """Peak learning rate of the schedule."""
     warmup_fraction: float
     """Share of the budget in which the learning rate rises."""
     decay_fraction: float = 1.0
@@ -85,14 +85,14 @@ class TrainConfig:
     average_fraction: float = 0.0
     """Share of the budget in which weights are averaged."""
     embedding_factor: float = 1.0
-    """Rate of the embeddings, in rates of the other weights."""
+    """Learning rate of the embeddings, relative to that of the other weights."""
     seed: int = 1
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
     evaluations: int = 1
-    """Evenly spaced over the budget."""
+    """Number of evaluations, evenly spaced over the budget."""
     keep_before_decay: bool = True
-    """Keep the state before the learning rate falls, from which a larger budget continues."""
+    """Whether to keep the state before the learning rate falls, from which a larger budget continues."""
 
     @property
     def steps(self) -> int:
@@ -111,8 +111,8 @@ class TrainConfig:
 
 
 class Trainer:
-    """One run, until its budget is spent or a signal stops it. Making one resumes: it loads the newest checkpoint and
-    cuts the log back to it."""
+    """One run, until its budget is spent or a signal stops it. The constructor resumes: it loads the newest checkpoint
+    and cuts the log back to it."""
 
     def __init__(
         self,
@@ -126,12 +126,12 @@ class Trainer:
         unigram_entropy: float | None = None,
         before_decay: Path | None = None,
     ) -> None:
-        """A new run, or an earlier one at the step where it stopped.
+        """Start a new run, or resume an earlier one at the step where it stopped.
 
         Args:
-            folder: of the log and the checkpoints.
+            folder: folder of the log and the checkpoints.
             identity: see `Checkpointer.identity`; may be nested.
-            evaluate: gives figures for the log. All ranks call it, so that none waits for another. It must not use a
+            evaluate: returns figures for the log. All ranks call it, so that none waits for another. It must not use a
                 collective.
             unigram_entropy: see `Advisor`.
             before_decay: see `Checkpointer`.
@@ -152,7 +152,7 @@ class Trainer:
         self.checkpointer = Checkpointer(folder, flatten(identity), parts, dist, before_decay)
         self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
         resumed = self.checkpointer.resume()
-        # Without a checkpoint, a log is that of a run which was killed before its first one.
+        # A log without a checkpoint belongs to a run that was killed before its first checkpoint.
         if dist.is_main and (resumed or self.log.file.is_file()):
             self.log.rewind(resumed.step if resumed else -1)
         self.state = resumed or TrainState(warmup_tokens=round(config.warmup_fraction * config.budget_tokens))
@@ -170,8 +170,8 @@ class Trainer:
         return self.state.step >= self.config.steps
 
     def run(self) -> bool:
-        """Train, then put the averaged weights into the model. False if a signal stopped the run early; its
-        state is saved in either case."""
+        """Train, then put the averaged weights into the model. False if a signal stopped the run early. Its state is
+        saved in both cases."""
         if not self.is_finished:
             self._measure_machine()
             with self._signals():
@@ -200,7 +200,7 @@ class Trainer:
                     break
 
     def _step(self, batches: Iterator[MicroBatch]) -> None:
-        """One optimizer step."""
+        """Take one optimizer step."""
         config, state = self.config, self.state
         rate = config.learning_rate * self.schedule.factor(state.tokens + config.batch_tokens / 2)
         for group in self.optimizer.param_groups:
@@ -233,7 +233,7 @@ class Trainer:
         return int(np.random.SeedSequence((self.config.seed, number)).generate_state(1)[0])
 
     def _backward(self, batch: Any, micro_batches: int) -> Tensor:
-        """Add the gradients of one of a rank's `micro_batches`; (metrics, 2) its metrics."""
+        """Add the gradients of one of a rank's `micro_batches`. Returns its metrics, (metrics, 2)."""
         with autocast(self.loss.model, choose_precision(self.device)):
             loss, metrics = self._synchronized_loss(batch)
         (loss / micro_batches).backward()
@@ -251,7 +251,7 @@ class Trainer:
             self.average.update()
 
     def _after_step(self) -> bool:
-        """Log, evaluate and save what is due. Whether to stop because of a signal to any rank."""
+        """Log, evaluate and save when each is due. Returns whether to stop because of a signal to any rank."""
         state, config = self.state, self.config
         is_save_due = state.seconds - self._saved_seconds >= 60 * config.checkpoint_minutes
         stop, save = self.dist.all_reduce_scalars([bool(self._stop_signal), self.dist.is_main and is_save_due])
@@ -262,7 +262,7 @@ class Trainer:
         before_decay, save = self._is_before_decay(), is_last or bool(save)
         if log or evaluate or before_decay or save:
             self._synchronize()
-            self._window.check_finite(state.step)  # broken weights are neither evaluated nor saved
+            self._window.check_finite(state.step)  # weights that are not finite are neither evaluated nor saved
         if log:
             self._log()
         if evaluate:
@@ -279,14 +279,14 @@ class Trainer:
         return step * evaluations // steps > (step - 1) * evaluations // steps
 
     def _is_before_decay(self) -> bool:
-        """Whether this is the last step before the rate falls, or of a run whose rate does not fall, and the state
-        after it is kept."""
+        """Whether this is the last step before the rate falls (the last of all, if it does not fall) and its state is
+        kept."""
         now, next_step = self.state.tokens, self.state.tokens + self.config.batch_tokens
         is_last = not self._has_decayed(now) and (self._has_decayed(next_step) or self.is_finished)
         return is_last and self.config.keep_before_decay
 
     def _has_decayed(self, tokens: int) -> bool:
-        """Whether the step that ends after so many tokens has a falling rate: it has that of its middle."""
+        """Whether the step that ends after N tokens has a falling rate. The rate of a step is that of its middle."""
         return tokens - self.config.batch_tokens / 2 > self.schedule.decay_start
 
     def _log(self) -> None:
@@ -304,8 +304,8 @@ class Trainer:
                 logger.warning("%s", text)
 
     def _progress(self) -> str:
-        """Share of the run that is done, and the time that the rest takes at the speed since this process began,
-        evaluations and checkpoints included."""
+        """Finished share of the run, and remaining time at the mean speed of this process, evaluations and checkpoints
+        included."""
         step, steps = self.state.step, self.config.steps
         if self.is_finished:
             return "100%"
@@ -339,14 +339,14 @@ class Trainer:
             logger.info(f"{parameters:,} parameters, {steps}, {precision}")
 
     def _synchronize(self) -> None:
-        """Wait for the GPU, which is some steps behind; the wait is training time."""
+        """Wait for the GPU, which is some steps behind. The wait is training time."""
         began = time.perf_counter()
         synchronize(self.device)
         self.state.seconds += time.perf_counter() - began
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C let the current step finish; then the state is saved. A second signal ends the process at
+        """On SIGTERM or Ctrl-C, finish the current step and save the state. A second signal ends the process at
         once."""
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -364,11 +364,11 @@ class Trainer:
 
 
 def measure_speed(loss: TrainingLoss, stream: ExampleStream, micro_batches: int = 1, seconds: float = 10.0) -> float:
-    """Tokens per second of one process over whole steps, waiting for batches included. Their rate is 0, so they change
-    no weight.
+    """Tokens per second of one process over whole steps, including the wait for batches. Their learning rate is 0, so
+    they change no weight.
 
     Args:
-        micro_batches: of this process, in a step.
+        micro_batches: micro-batches of this process, in a step.
         seconds: time limit, not counting the first two steps.
     """
     device = next(loss.parameters()).device

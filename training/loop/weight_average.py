@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 
 class WeightAverage:
-    """Uniform mean of the weights at several steps. While the learning rate is high, weights move around a better point
-    than they are at, and the mean is closer to it. (torch's `AveragedModel` copies the module and with it what
-    `torch.compile` made of it.)"""
+    """Uniform mean of the weights at several steps. While the learning rate is high, weights move around a better
+    point, and the mean is closer to it.
+
+    torch's `AveragedModel` is not used, because it copies the module with the code that `torch.compile` generated.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

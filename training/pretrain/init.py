@@ -20,10 +20,10 @@ NEIGHBOUR_OFFSETS = (-1, 1, -2, 2, -3, 3)
 
 _POSITION_SCALE = 0.03
 _QUERY_KEY_SCALE = 0.8
-"""Of the study of 2026-11-21 in experiments/LOG.md (9da4f6a)."""
+"""Best value of the study of 2026-11-21 in experiments/LOG.md (9da4f6a)."""
 _FREQUENCY_RATIO = 100.0
-"""Fastest to slowest frequency of the position waves, 0.9π to 0.009π in the same study: slow waves alone do not tell
-neighbours apart."""
+"""Ratio of the fastest to the slowest frequency of the position waves: 0.9π to 0.009π in the same study. Slow waves
+alone do not tell neighbours apart."""
 
 
 def zero_residual(model: nn.Module) -> None:
@@ -35,7 +35,7 @@ def zero_residual(model: nn.Module) -> None:
 
 @torch.no_grad()
 def mimetic_attention_init(encoder: BertEncoder) -> None:
-    """Write a wave into the first `head_dim` dimensions of each position embedding, and into first-layer heads the
+    """Write a wave into the first `head_dim` dimensions of each position embedding. Heads of the first layer get
     rotations by which the query of position i matches the key of position i + offset."""
     width = 2 * (encoder.config.head_dim // 2)
     frequencies = 0.9 * math.pi * _FREQUENCY_RATIO ** (-torch.arange(width // 2) / (width // 2))

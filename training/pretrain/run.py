@@ -29,11 +29,11 @@ from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext
 
 EVALUATION_EXAMPLES = 256
-"""Held-out examples per source in an evaluation on the way."""
+"""Held-out examples per source in an evaluation during the run."""
 
 MAX_EVALUATIONS, TOKENS_PER_EVALUATION = 20, 1_000_000
-"""An evaluation of four sources has about as many operations as 80,000 tokens of training: 256 examples of 115 tokens,
-masked and whole, without a backward pass. So short runs have few."""
+"""Maximum number of evaluations, and tokens between two. An evaluation of four sources costs as much as about 80,000
+tokens of training: 256 examples of 115 tokens, masked and whole, without a backward pass."""
 
 BUDGET_SHARE = 0.95
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
@@ -47,14 +47,14 @@ logger = logging.getLogger(__name__)
 def pretrain(
     recipe: Recipe, tokenizer: Tokenizer, corpus: Path, folder: Path, dist: DistContext
 ) -> dict[str, Any] | None:
-    """Pretrain until the budget is spent, or continue an interrupted run. The network goes into `model/`.
+    """Pretrain until the budget is spent, or resume an interrupted run. The network goes into `model/`.
 
     Args:
-        corpus: what `prepare` wrote.
-        folder: of the log, the checkpoints and the network.
+        corpus: folder that `prepare` wrote.
+        folder: folder of the log, the checkpoints and the network.
 
     Returns:
-        What to record; None if a signal stopped the run.
+        Values to record; None if a signal stopped the run.
 
     Raises:
         CorpusError: the text is damaged.
@@ -86,7 +86,7 @@ def pretrain(
 
 
 def _log_verdict(trainer: Trainer) -> None:
-    """Say what the last evaluation found, beside a network that knows word frequencies only."""
+    """Log the result of the last evaluation, beside that of a network that knows word frequencies only."""
     evaluations = [line for line in trainer.log if line["event"] == "evaluation"]
     for name, figures in evaluations[-1].items() if evaluations else ():
         if not (isinstance(figures, dict) and "unigram_entropy" in figures):
@@ -102,7 +102,7 @@ def _log_verdict(trainer: Trainer) -> None:
 def _resolve_budget(
     recipe: Recipe, loss: PretrainingLoss, stream: PretrainingStream, folder: Path, dist: DistContext
 ) -> Recipe:
-    """The recipe with its budget in tokens. A budget in minutes is converted once, and remembered for resumes."""
+    """The recipe with its budget in tokens. A budget in minutes is converted once, and kept for resumes."""
     minutes = recipe.pretrain.minutes
     if minutes is None:
         return recipe
@@ -158,15 +158,14 @@ def _trainer(
             "text": text.checksum,
         },
         evaluate=evaluate,
-        unigram_entropy=None if config.start else text.unigram_entropy,  # trained weights are off the plateau
+        unigram_entropy=None if config.start else text.unigram_entropy,  # trained weights have left the plateau
         dist=dist,
         before_decay=config.before_decay,
     )
 
 
 def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
-    """The network that pretraining starts from: new weights, the same for the same seed, or those of
-    `pretrain.start`.
+    """The network with which pretraining starts: new weights, the same for the same seed, or those of `pretrain.start`.
 
     Raises:
         RunError: `pretrain.start` has no next-sentence head, too few positions, or another vocabulary.

@@ -1,4 +1,4 @@
-"""What a step of pretraining computes: masked LM and next sentence over packed pairs."""
+"""The loss of pretraining: masked LM and next sentence over packed pairs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PretrainingLoss(TrainingLoss):
         return loss, torch.stack([loss, one, mlm, masked, nsp, labelled]).detach().view(3, 2)
 
     def flops(self, batch: PretrainingBatch) -> int:
-        """See `TrainingLoss.flops`."""
+        """Count the operations of a pretraining batch."""
         return pretraining_flops(self.model.config, batch.packed, batch.shape.masked)
 
 

@@ -1,4 +1,4 @@
-"""What a classifier's outputs mean: the interface of the three problem types, in the words of `transformers`."""
+"""The interface of the three problem types, named as in `transformers`."""
 
 from __future__ import annotations
 
@@ -34,32 +34,35 @@ class LabelFigures:
 
 @dataclass(frozen=True)
 class Problem(ABC):
-    """One problem type with the names of its outputs. Logits, scores and targets are (texts, outputs). Scores are what
-    the service answers, and targets are the scores of a perfect answer."""
+    """One problem type with the names of its outputs.
+
+    Logits, scores and targets are (texts, outputs). The service returns scores. Targets are the scores of a perfect
+    model.
+    """
 
     names: tuple[str, ...]
 
     kind: ClassVar[str]
-    """What a model card calls the model."""
+    """Kind of model in a model card."""
     metric: ClassVar[str]
     """Name of `metric_of` in the log of the training."""
     chosen: ClassVar[str]
-    """The figure on dev that chooses among seeds."""
+    """Name of the figure on dev that chooses among seeds."""
     compared: ClassVar[str]
-    """The figure that is compared with that of a bag of words."""
+    """Name of the figure that is compared with that of a bag of words."""
     lower_is_better: ClassVar[bool] = False
-    """Of these two figures."""
+    """Whether lower values of these two figures are better."""
     constant: ClassVar[str]
-    """What `constant_of` answers."""
+    """Name of the answer of `constant_of`."""
     bag: ClassVar[str] = "TF-IDF + logistic regression"
-    """What `fit` is over a bag of words."""
+    """Name of the bag of words that `fit` makes."""
     wrong_title: ClassVar[str] = "Surest wrong answers"
-    """What `wrongness` ranks."""
+    """Title of the texts that `wrongness` ranks."""
     wrong_name: ClassVar[str] = "score"
-    """What `wrongness` is."""
+    """Name of the value of `wrongness`."""
 
     def fitted(self, labels: NDArray[Any]) -> Self:
-        """The problem as the network is trained on it.
+        """The problem with values that depend on the training texts.
 
         Args:
             labels: column of the texts to train on; see `training.corpus.encode.label_column`.
@@ -68,11 +71,11 @@ class Problem(ABC):
         return self
 
     def fold(self, model: BertForSequenceClassification) -> None:
-        """Write what `fitted` has learned into the last layer, so that the model's own scores are right."""
+        """Write the values of `fitted` into the last layer, so that the model's own scores are right."""
         del model
 
     def unfold(self, model: BertForSequenceClassification) -> None:
-        """The reverse of `fold`, for a classifier that is trained further."""
+        """Undo `fold`, for a classifier that is trained further."""
         del model
 
     @abstractmethod
@@ -81,19 +84,19 @@ class Problem(ABC):
 
     @abstractmethod
     def metric_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """(texts,) what the log shows beside the loss."""
+        """(texts,) the metric that the log shows beside the loss."""
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:
-        """What the service answers for these logits."""
+        """The scores that the service returns for these logits."""
 
     @abstractmethod
     def words(self, scores: Tensor) -> list[str]:
-        """The answer to each text as a reader sees it."""
+        """The answer to each text in words."""
 
     @abstractmethod
     def figures(self, scores: Tensor, targets: Tensor) -> dict[str, Estimate]:
-        """How good the scores are."""
+        """Figures of the quality of the scores."""
 
     @abstractmethod
     def constant_of(self, targets: Tensor) -> Tensor:
@@ -115,11 +118,11 @@ class Problem(ABC):
         """
 
     def rarest(self, targets: Tensor) -> int:
-        """Texts of the rarest label, or all texts: with few, figures are chance."""
+        """Number of texts of the rarest label, or of all texts. If it is small, figures are mostly chance."""
         return len(targets)
 
     def merit(self, figure: Estimate) -> float:
-        """A `chosen` or `compared` figure as a number of which more is better; 0 where it is not defined."""
+        """A `chosen` or `compared` figure as a number where higher is better; 0 where it is not defined."""
         value = figure.value
         return 0.0 if math.isnan(value) else -value if self.lower_is_better else value
 
@@ -140,11 +143,11 @@ class Problem(ABC):
 
 
 class LabelProblem(Problem):
-    """A problem whose outputs are labels, of which an answer picks some."""
+    """A problem whose outputs are labels, some of which an answer picks."""
 
     @abstractmethod
     def picked(self, scores: Tensor) -> Tensor:
-        """(texts, labels) which labels the answer has."""
+        """(texts, labels) whether the answer has each label."""
 
     def label_figures(self, scores: Tensor, targets: Tensor) -> dict[str, LabelFigures]:
         """Precision, recall and F1 of each label."""
@@ -157,7 +160,7 @@ class LabelProblem(Problem):
 
 
 def f1(both: Tensor, picked: Tensor, true: Tensor) -> Estimate:
-    """F1 of counts per text, each (texts,): labels that are right, answered and true."""
+    """F1 from counts per text, each (texts,): labels that are right, answered and true."""
     return ratio(2 * both.long(), picked.long() + true.long())
 
 

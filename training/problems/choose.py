@@ -14,5 +14,5 @@ PROBLEMS: dict[str, type[Problem]] = {SINGLE_LABEL: SingleLabel, MULTI_LABEL: Mu
 
 
 def problem_of(problem_type: str | None, names: Sequence[str]) -> Problem:
-    """The problem with these outputs; None is that of a single label, as in a checkpoint that does not say it."""
+    """The problem with these outputs. None is a single label, the default of checkpoints."""
     return PROBLEMS[problem_type or SINGLE_LABEL](tuple(names))

@@ -1,6 +1,6 @@
 """Figures of a model on some texts, each with its standard error.
 
-A figure's influences say how far each text moves it (Hampel 1974); their standard deviation over the square root of the
+A figure's influences say how far each text moves it (Hampel 1974). Their standard deviation over the square root of the
 number of texts is the figure's standard error (Efron 1982, The Jackknife, section 6.3). Two models that answered the
 same texts have paired influences, so the error of a difference follows from the differences of the influences.
 """
@@ -29,16 +29,16 @@ class Estimate:
         return self.influences.std(correction=0).item() / math.sqrt(len(self.influences))
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """How much higher it is than the other figure, on the same texts."""
+        """The difference to another figure of the same texts."""
         return Estimate(self.value - other.value, self.influences - other.influences)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure as it is written down."""
+    """A figure as a report shows it."""
 
     value: float | None
-    """None if the texts do not define it."""
+    """The value; None if the texts do not define it."""
     standard_error: float | None
 
     @classmethod
@@ -65,7 +65,7 @@ def ratio(numerators: Tensor, denominators: Tensor) -> Estimate:
 
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
-    """Mean of several figures of the same texts, each with the same weight; those that are NaN do not count."""
+    """Mean of several figures of the same texts, each with the same weight; NaNs do not count."""
     defined = [each for each in estimates if not math.isnan(each.value)]
     if not defined:
         return Estimate(math.nan, torch.zeros_like(estimates[0].influences))

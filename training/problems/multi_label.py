@@ -1,4 +1,4 @@
-"""Any number of labels is right, also none."""
+"""The problem type in which any number of labels is right, or none."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MultiLabel(LabelProblem):
         return torch.maximum(scores, 1 - scores).flatten(), right.flatten()
 
     def constant_of(self, targets: Tensor) -> Tensor:
-        """The most frequent labels, as many as give the highest micro F1."""
+        """The N most frequent labels, where N gives the highest micro F1."""
         counts, order = targets.sum(0).sort(descending=True)
         answered = torch.arange(1, len(counts) + 1)
         best = (2 * counts.cumsum(0) / (answered * len(targets) + counts.sum())).argmax()

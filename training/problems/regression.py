@@ -1,4 +1,4 @@
-"""A number is right, and the nearer the better."""
+"""The problem type whose output is a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of several labels is right."""
+"""The problem type in which one of several labels is right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SingleLabel(LabelProblem):
         return F.cross_entropy(logits, targets, reduction="none")
 
     def metric_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether the answer is the most probable label."""
+        """Whether each answer is the most probable label."""
         return logits.argmax(1) == targets.argmax(1)
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -73,13 +73,13 @@ class SingleLabel(LabelProblem):
         return int(targets.sum(0).min())
 
     def fit(self, features: Any, targets: Floats, strength: float) -> Bag:
-        """One against the rest: as accurate as a multinomial regression, and faster by far."""
+        """One against the rest: as accurate as a multinomial regression, and much faster."""
         from sklearn.linear_model import LogisticRegression  # a machine with a GPU may lack scikit-learn
         from sklearn.multiclass import OneVsRestClassifier
 
         regression = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=300)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it need not have converged
+            warnings.simplefilter("ignore")  # it need not converge
             model = OneVsRestClassifier(regression).fit(features, targets.argmax(1))
 
         def scores(rows: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""Figures of a classifier on a test set, beside others that answered the same texts."""
+"""Figures of a classifier on a test set, beside those of other models on the same texts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OURS = "this model"
 """Name of the evaluated model in a table."""
 
 NOISE = 2.0
-"""Standard errors: a difference of fewer may be chance."""
+"""Number of standard errors below which a difference may be chance."""
 
 SHOWN_WRONG, SHOWN_CHARACTERS = 10, 200
-"""Wrong answers that a report shows, and of each the first characters of the text."""
+"""Number of wrong answers in a report, and of the first characters of each text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Comparison:
     ours: float
     bag: float
     gain: float
-    """How much better this model is."""
+    """Difference in favour of this model."""
     standard_error: float
-    """Of the gain, from paired answers."""
+    """Standard error of the gain, from paired answers."""
 
     @property
     def is_noise(self) -> bool:
@@ -44,14 +44,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class WrongAnswer:
-    """A text that is answered wrong."""
+    """A text with a wrong answer."""
 
     text: str
     """Its first characters."""
     place: str
-    """Where it stands, such as `reviews.csv, line 7`."""
+    """Its place, such as `reviews.csv, line 7`."""
     label: str
-    """What is right."""
+    """The right answer."""
     answer: str
     score: float
     """`Problem.wrongness`"""
@@ -77,7 +77,7 @@ class Domains:
     large: int
     """Domains with `MIN_OF_EACH_LABEL` texts of each label."""
     large_means: dict[str, Figure]
-    """Mean over these, by model."""
+    """Mean over the large domains, by model."""
     worst: str
     """The large domain where this model is worst."""
     worst_figure: Figure
@@ -89,20 +89,20 @@ class ClassifierReport:
 
     texts: int
     figures: dict[str, dict[str, Figure]]
-    """By model, `OURS` first, and by name."""
+    """Figures by model, `OURS` first, and by name."""
     against_bag: Comparison | None
     labels: dict[str, LabelRow]
     calibration_error: float | None
     """Mean gap between confidence and accuracy (Guo et al. 2017), 15 bins of equal width."""
     calibration_error_by_chance: float | None
-    """The same for a perfectly calibrated model on as few texts."""
+    """The calibration error that a perfectly calibrated model would show on this number of texts."""
     domains: Domains | None
     only_answer: str | None
-    """What the model answers to every text, if texts differ in what is right."""
+    """The model's answer if it is the same for every text, although the texts' targets differ."""
     wrong: list[WrongAnswer]
     """The most wrong answers, in this order."""
     confusion: list[list[int]] | None
-    """Rows: true label; columns: answer."""
+    """Counts. Rows: true label; columns: answer."""
     reliability: list[Bin]
 
 
@@ -139,7 +139,7 @@ def report_on(problem: Problem, scores: Mapping[str, Tensor], part: Labelled) ->
 
 
 def _against_bag(problem: Problem, figures: Mapping[str, Mapping[str, Estimate]]) -> Comparison | None:
-    """None without a bag, or if the texts do not define the figure."""
+    """The comparison with a bag of words; None without one, or if the texts do not define the figure."""
     if problem.bag not in figures:
         return None
     ours, bag = (figures[name][problem.compared] for name in (OURS, problem.bag))
@@ -164,7 +164,7 @@ def _beginning(text: str) -> str:
 
 
 def _domains(problem: Problem, scores: Mapping[str, Tensor], targets: Tensor, part: Labelled) -> Domains | None:
-    """None without a large domain."""
+    """Figures over domains; None without a large domain."""
     rows = rows_by_domain([document.domain or "" for document, _ in part], targets)
     found = {
         model: {name: problem.figures(each[chosen], targets[chosen])[problem.chosen] for name, chosen in rows.items()}

@@ -1,4 +1,4 @@
-"""Figures of a report as PNG: what the loss did, what is confused with what, whether confidence is honest."""
+"""Figures of a report as PNG: losses, confusion between labels, calibration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plot_losses(log: Iterable[Mapping[str, Any]], file: Path, unigram_entropy: f
         axes.plot(*zip(*points, strict=True), "o--" if name.endswith("held out)") else "-", label=name)
     if unigram_entropy is not None:
         axes.axhline(unigram_entropy, color="grey", linestyle=":", label="unigram entropy")
-    figure.legend(loc="outside upper left", ncols=2, frameon=False)  # over a curve it would hide it
+    figure.legend(loc="outside upper left", ncols=2, frameon=False)  # inside the axes it could hide a curve
     figure.savefig(file)
     return True
 
@@ -47,7 +47,7 @@ def _losses(line: Mapping[str, Any]) -> dict[str, float]:
 
 def plot_confusion(counts: Sequence[Sequence[int]], labels: Sequence[str], file: Path) -> None:
     """True labels down, answers across, as shares of the true label with counts written in."""
-    labels = [label.replace("$", r"\$") for label in labels]  # else matplotlib reads mathematics between two of them
+    labels = [label.replace("$", r"\$") for label in labels]  # matplotlib reads text between two of them as mathematics
     figure, axes = _axes("answer", "true label")
     side = min(len(labels), 50) / 2  # inches
     figure.set_size_inches(max(6, 3 + side), max(4, 2 + side))
@@ -62,8 +62,8 @@ def plot_confusion(counts: Sequence[Sequence[int]], labels: Sequence[str], file:
 
 
 def plot_reliability(bins: Sequence[Bin], file: Path) -> None:
-    """Accuracy over confidence (Guo et al. 2017, figure 1); on the diagonal, confidence is honest, and within
-    the bars (two standard errors) as honest as so few texts can tell (Bröcker & Smith 2007)."""
+    """Accuracy over confidence (Guo et al. 2017, figure 1). On the diagonal, confidence is calibrated. Within the bars
+    of two standard errors, a difference may be chance (Bröcker & Smith 2007)."""
     figure, axes = _axes("confidence", "accuracy")
     filled = [b for b in bins if b.count]
     largest = max(b.count for b in filled)
@@ -77,5 +77,5 @@ def plot_reliability(bins: Sequence[Bin], file: Path) -> None:
 
 
 def _axes(across: str, up: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6, 4), layout="constrained")  # no pyplot: it would look for a display
+    figure = Figure(figsize=(6, 4), layout="constrained")  # not pyplot, which looks for a display
     return figure, figure.add_subplot(xlabel=across, ylabel=up)

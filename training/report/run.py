@@ -1,4 +1,4 @@
-"""`evaluate`: all figures of a run's models, each beside its baselines, as Markdown, JSON and plots."""
+"""`evaluate`: figures of a run's models, each beside its baselines, as Markdown, JSON and plots."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     serve = _serve_line(recipe, weights) if report.classification else ""
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(pipeline, folder, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n{serve}", encoding="utf-8")
-    # Last, because it names the weights of all of it.
+    # Written last, because it names the weights of all figures.
     write_json(file.with_suffix(".json"), asdict(report) | {"tables": text_of})
     logger.info("report in %s", file)
     return f"{text}{serve}"
 
 
 def _serve_line(recipe: Recipe, weights: Path | None) -> str:
-    """The command that serves the classifier: as exported, or as it is if it is not the run's own."""
+    """The command that serves the classifier: the exported one, or the evaluated one if it is not the run's own."""
     folder = weights / "sentiment" if weights else recipe.exported("sentiment")
     when = "" if weights else " after `export`"
     return f"\nTo serve it{when}:\n\n    BERT_SENTIMENT={shlex.quote(str(folder))} bert-serve\n"
@@ -115,10 +115,10 @@ def _no_models(pipeline: Pipeline, weights: Path | None) -> RunError:
 
 
 def _pretraining(pipeline: Pipeline, network: Path, *, is_own: bool) -> dict[str, Any]:
-    """The field of a report that is about the pretrained network; none without text.
+    """The fields of a report about the pretrained network; empty without text.
 
     Args:
-        is_own: whether the run has made it. For other networks, held-out text is prepared in their vocabulary.
+        is_own: whether the run made it. For other networks, held-out text is prepared in their vocabulary.
     """
     recipe = pipeline.recipe
     if not (recipe.corpus.sources or recipe.corpus.heldout):
@@ -135,7 +135,7 @@ def _pretraining(pipeline: Pipeline, network: Path, *, is_own: bool) -> dict[str
 
 
 def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> dict[str, Any]:
-    """The fields of a report that are about the classifier; see `_pretraining`."""
+    """The fields of a report about the classifier; see `_pretraining`."""
     recipe = pipeline.recipe
     ordered = recipe.finetune.in_order_of(load_checkpoint(classifier).config.labels)
     recipe = recipe.model_copy(update={"finetune": ordered})
@@ -189,13 +189,13 @@ def _seed_figures(
 
 
 def _answers(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) -> dict[str, Answers]:
-    """What the classifier in a folder answers, by test source and reading."""
+    """Answers of the classifier in a folder, by test source and reading."""
     return _answers_of(recipe, load_classifier(folder, recipe.finetune), test)
 
 
 def _shipped(recipe: Recipe, evaluated: Path, test: Mapping[str, Labelled]) -> dict[str, Tensor]:
-    """(texts, labels) scores of the shipped classifier by test source and reading, if it has the recipe's labels in any
-    spelling. None if it is what is evaluated."""
+    """(texts, labels) scores of the shipped classifier by test source and reading. Empty if it lacks the recipe's
+    labels in any spelling, or is the evaluated one."""
     if not SHIPPED.is_dir() or SHIPPED.resolve() == evaluated.resolve():
         return {}
     shipped = load_checkpoint(SHIPPED)
@@ -208,7 +208,7 @@ def _shipped(recipe: Recipe, evaluated: Path, test: Mapping[str, Labelled]) -> d
 
 
 def _answers_of(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, Labelled]) -> dict[str, Answers]:
-    """What a classifier answers, by test source and reading."""
+    """Answers of a classifier, by test source and reading."""
     checkpoint.model.to(choose_device(recipe.device))
     answers = {}
     for source in recipe.finetune.tested or recipe.finetune.train:

@@ -1,4 +1,4 @@
-"""A report as Markdown that a terminal shows as it is: the columns of its tables are aligned."""
+"""A report as Markdown with aligned columns, which is readable in a terminal."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from training.problems.estimates import Figure
 from training.report.classifier import OURS, ClassifierReport, Comparison, LabelRow
 
 WEAKEST_LABELS = 20
-"""Most rows of a test set in the table of labels."""
+"""Maximum rows of a test set in the table of labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of a run's models; empty where a model does not exist."""
+    """Results of a run's models; empty for a model that does not exist."""
 
     pretraining: dict[str, PretrainingReport] = field(default_factory=dict)
-    """By name of the held-out source."""
+    """Reports by name of the held-out source."""
     classification: dict[str, ClassifierReport] = field(default_factory=dict)
-    """By name of the test source; with `PAIR` for those of its texts that are also read as pairs."""
+    """Reports by name of the test source; with `PAIR` for its texts that are also read as pairs."""
     problem_type: str | None = None
     labels: list[str] = field(default_factory=list)
     seeds: dict[int, dict[str, Figure]] = field(default_factory=dict)
-    """Figures of each seed by name, where there are several seeds: `Problem.chosen` on dev, then `Problem.compared` of
+    """Figures of each seed by name, if there are several seeds: `Problem.chosen` on dev, then `Problem.compared` of
     each test source and the mean of `Problem.chosen` over its large domains."""
     weights: dict[str, str] = field(default_factory=dict)
     """Hashes of the evaluated weights, by name of the model."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
-    """Why a model is not evaluated, by its name."""
+    """The reason why a model is not evaluated, by its name."""
 
     @property
     def problem(self) -> Problem:
-        """What the classifier's outputs mean."""
+        """The problem type of the classifier."""
         return problem_of(self.problem_type, self.labels)
 
 
 def tables(report: Report) -> dict[str, str]:
-    """What is known of each model as Markdown, by its name."""
+    """The results of each model as Markdown, by its name."""
     found = {}
     if report.classification:
         parts = [*_verdicts(report), _classification_table(report), *_calibration_sentences(report)]
@@ -56,11 +56,11 @@ def tables(report: Report) -> dict[str, str]:
 
 
 def wrong_answers(report: Report) -> str:
-    """The most wrong answers of each test set. No part of `tables`, because cards are published and texts may be
+    """The most wrong answers of each test set. They are not in `tables`, because cards are published and texts may be
     private."""
     problem, found = report.problem, []
     for name, test in report.classification.items():
-        if test.wrong and not name.endswith(PAIR):  # the same texts are there as single ones
+        if test.wrong and not name.endswith(PAIR):  # the same texts are listed as single ones
             lines = [
                 f"{number}. {each.place}: {each.label}, answered {each.answer} ({problem.wrong_name} "
                 f"{_number(each.score)})\n   `{each.text.replace('`', chr(39))}`\n"
@@ -71,7 +71,8 @@ def wrong_answers(report: Report) -> str:
 
 
 def _verdicts(report: Report) -> list[str]:
-    """Sentences for each test set: is the classifier useless, is it better than a bag of words? Faults come first."""
+    """Sentences for each test set: whether the classifier is useless, or better than a bag of words. Faults come
+    first."""
     found = []
     for name, test in report.classification.items():
         if test.only_answer is not None:
@@ -133,7 +134,7 @@ def _by_model(figures: Mapping[str, Figure]) -> str:
 
 
 def _label_table(report: Report) -> str:
-    """Precision, recall and F1 of the labels, in each test set the lowest F1 first."""
+    """Precision, recall and F1 of the labels. In each test set the lowest F1 comes first."""
 
     def f1(row: tuple[str, LabelRow]) -> float:
         return inf if row[1].f1.value is None else row[1].f1.value
@@ -176,7 +177,7 @@ def _pretraining_table(reports: Mapping[str, PretrainingReport]) -> str:
 
 
 def _table(*rows: Sequence[str]) -> str:
-    """A Markdown table whose first row is its head."""
+    """A Markdown table whose first row is its header."""
     escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*escaped, strict=True)]
     head, *body = (_line(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in escaped)
@@ -203,5 +204,5 @@ def _cell(figure: Figure) -> str:
 
 
 def _number(value: float) -> str:
-    """Four digits after the point; of the numbers of a regression, five in all."""
+    """Four digits after the point; for the numbers of a regression, five digits in total."""
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.5g}"

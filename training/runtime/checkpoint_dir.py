@@ -1,4 +1,4 @@
-"""A checkpoint directory that appears whole, loaded again and compared, or not at all."""
+"""Writes a checkpoint directory atomically, and compares it with the model after loading it again."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAMES = (
 
 
 def check_target(target: Path) -> None:
-    """Whether a checkpoint may be written there: what is there now will be deleted.
+    """Check that a checkpoint may be written to a target, whose present contents will be deleted.
 
     Raises:
-        RunError: it is a file, or a directory with anything else in it than a checkpoint.
+        RunError: it is a file, or a directory with files other than a checkpoint's.
     """
     if not target.exists():
         return
@@ -48,11 +48,11 @@ def checkpoint_size(folder: Path, model: Model) -> str:
 
 
 def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
-    """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint.
+    """Write beside the target, load and compare, then swap, so that a reader never sees half a checkpoint.
 
     Raises:
-        RunError: what was written is not what is read, the target is not to be replaced (`check_target`), or another
-            process writes it.
+        RunError: the files differ from the model, the target must not be replaced (`check_target`), or another process
+            writes it.
     """
     folder = target.with_name(f".{target.name}.writing")
     made, old = folder / "checkpoint", folder / "old"
@@ -76,7 +76,7 @@ def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype
 
 
 def _compare(loaded: Checkpoint, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
-    """Every tensor, the configuration and the tokenizer survived the disk."""
+    """Compare every tensor, the configuration and the tokenizer with those written. Raises RunError if one differs."""
     ours, theirs = to_hugging_face(model), to_hugging_face(loaded.model)
     differing = [name for name in ours if not torch.equal(ours[name].to(dtype).float(), theirs[name].float())]
     if differing:

@@ -1,4 +1,4 @@
-"""The device of a run: which one, its precision, its speed, and how it keeps memory."""
+"""The device of a run: choice, precision, speed and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.runtime.distributed import local_world_size
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device with this name. `auto` is CUDA where there is one; each process of a node has its own GPU.
+    """The device with this name. `auto` is CUDA if available; each process of a node has its own GPU.
 
     Raises:
         RunError: the device does not exist.
@@ -37,12 +37,12 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise RunError(f"device {name!r} would be shared by all processes; with torchrun, use cuda")
     if device.type != "cuda":
         return device
-    torch.cuda.set_device(index)  # what asks for no device, such as its precision, asks this one
+    torch.cuda.set_device(index)  # calls without a device, such as for its precision, use this one
     return torch.device("cuda", index)
 
 
 def choose_precision(device: torch.device) -> torch.dtype:
-    """bfloat16 where the chip is fast at it, else float32: neither needs loss scaling."""
+    """bfloat16 if the chip is fast at it, else float32: neither needs loss scaling."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     return torch.bfloat16 if bfloat16_is_fast() else torch.float32
@@ -84,7 +84,7 @@ def _processor() -> str:
 
 
 def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0.2) -> float:
-    """FLOP/s of a large square matrix product on this device now: training steps are reported as a share of it."""
+    """FLOP/s of a large square matrix product on this device now. Training steps are reported as a share of it."""
     size = 8192 if device.type == "cuda" else 1024
     generator = torch.Generator(device).manual_seed(0)
     matrix = torch.randn(size, size, generator=generator, device=device, dtype=precision)  # zeros would be faster
@@ -101,24 +101,24 @@ def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its work; a CPU always has."""
+    """Wait until a GPU has finished its work; without effect on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def configure_process() -> None:
-    """Set threads, TF32 and the allocator of a training process: call it once, before tensors are made."""
+    """Set threads, TF32 and the allocator of a training process. Call it once, before tensors are made."""
     torch.set_num_threads(max(1, available_cpus() // local_world_size()))
-    torch.backends.cuda.matmul.allow_tf32 = True  # for what a GPU computes in float32
+    torch.backends.cuda.matmul.allow_tf32 = True  # for float32 products on a GPU
     keep_freed_memory()
 
 
 def maybe_compile(module: nn.Module, *, cuda_graphs: bool = False) -> None:
-    """Compile a module's whole forward pass on CUDA, in place: all batches of a stage have one shape. On a CPU the
-    oneDNN kernels are called without a compiler.
+    """Compile a module's whole forward pass on CUDA, in place, because all batches of a stage have one shape. On a CPU
+    the oneDNN kernels are called without a compiler.
 
     Args:
-        cuda_graphs: replay the kernels of a pass with one launch. Where torch cannot, it warns and launches each.
+        cuda_graphs: replay the kernels of a pass with one launch. If torch cannot, it warns and launches each.
     """
     if next(module.parameters()).device.type == "cuda":
         module.compile(fullgraph=True, dynamic=False, mode="reduce-overhead" if cuda_graphs else None)

@@ -16,8 +16,8 @@ from torch import nn
 from training.errors import RunError
 
 TIMEOUT = timedelta(minutes=5)
-"""A collective that takes longer fails on all ranks, because a node has died. Nothing that one rank does alone takes as
-long: only rank 0 writes checkpoints, but all ranks evaluate."""
+"""A collective that takes longer fails on all ranks, because a node has died. No step of a single rank takes as long:
+only rank 0 writes checkpoints, but all ranks evaluate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class DistContext:
         return states[0]
 
     def check_equal(self, identity: Any) -> None:
-        """Raise RunError on all ranks if theirs are different runs: they would train different networks."""
+        """Raise RunError on all ranks if their runs differ, because they would train different networks."""
         for rank, other in enumerate(self.all_gather(identity)):
             if other != identity:
                 raise RunError(
@@ -99,7 +99,7 @@ def distributed() -> Iterator[DistContext]:
     try:
         yield DistContext(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error):  # gloo has no error of its own
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):  # gloo raises a plain RuntimeError
             raise
         raise RunError(
             f"another rank ended or cannot be reached ({str(error).splitlines()[0]}). See its output, then start all "

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Writes files atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.files import system_remedy
 from training.errors import RunError
 
 FULL_BYTES = 2**20
-"""A disk with less free space is called full."""
+"""A disk with less free space counts as full."""
 
 
 def read_json(file: Path) -> Any:
@@ -36,7 +36,7 @@ def write_json(file: Path, values: Any) -> None:
 
 
 def reason(error: Exception, folder: Path) -> str:
-    """Why a file cannot be written to a folder, and what to do. Torch and NumPy do not say that the disk is full."""
+    """The reason why a file cannot be written to a folder. Torch and NumPy do not say that the disk is full."""
     with suppress(OSError):
         if shutil.disk_usage(folder).free < FULL_BYTES:
             return f"its disk is full ({error})"
@@ -49,7 +49,7 @@ def write_tensors(file: Path, state: dict[str, Any]) -> None:
     Raises:
         RunError: the disk is full or the folder is read-only; the previous file is unchanged.
     """
-    import torch  # takes seconds, and the workers of `prepare` need none
+    import torch  # takes seconds, and the workers of `prepare` do not need it
 
     part = file.with_suffix(".part")
     try:

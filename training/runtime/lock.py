@@ -1,4 +1,4 @@
-"""One process per folder of a run."""
+"""A lock that admits one process per folder of a run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, because they would delete its checkpoints or the corpus it reads. The
-    lock ends with the process; forked workers do not hold it.
+    """Keep other processes out of a folder, because they would delete its checkpoints or the corpus in use. The lock
+    ends with the process; forked workers do not hold it.
 
     Raises:
         RunError: another process works in the folder.
@@ -39,9 +39,9 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def ranks_in_turn(folder: Path) -> Iterator[None]:
-    """Let the ranks of a node enter one after another: the first makes the files, and the others find them.
+    """Let the ranks of a node enter one after another: the first makes the files, and the others use them.
 
-    In a folder without locks they wait for a lock among the node's temporary files.
+    In a folder without locks they use a lock file among the node's temporary files.
     """
     if world_size() == 1:
         yield

@@ -1,11 +1,11 @@
-"""The same text in the spellings of different writers, to read data sets and to vary training text.
+"""Changes the spelling of texts: to read tokenized data sets, and to vary training text.
 
-A tokenizer for BERT finds other words in each spelling: a model that learns negation from `is n't` alone does
-not know it in `isn't` or `isn’t`.
+A tokenizer for BERT finds other words in each spelling. A model that learns negation only from `is n't` does not
+recognise it in `isn't` or `isn’t`.
 
-- Data sets such as SST-2 stand in the tokens of the Penn Treebank (Marcus et al. 1993): `it is n't ``fine''`.
+- Data sets such as SST-2 are in the tokens of the Penn Treebank (Marcus et al. 1993): `it is n't ``fine''`.
 - People type `it isn't "fine"`.
-- Phones and word processors make `it isn’t “fine”` of that.
+- Phones and word processors turn that into `it isn’t “fine”`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def differ(text: str, other: str) -> bool:
 
 
 def typographic(text: str) -> str:
-    r"""A text with the marks that phones and word processors put for straight ones.
+    r"""A text with the marks that phones and word processors use in place of straight ones.
 
     >>> typographic('it isn\'t "fine"')
     'it isn’t “fine”'
@@ -68,10 +68,10 @@ _EXPANDED = {short: long for long, short in _NEGATED.items() if long != "can not
     )
     for pronoun in pronouns
 }
-"""Neither `it's` nor `he'd`, which may be "it has" and "he would"."""
+"""Contractions by their long forms, without `it's` and `he'd`, which may be "it has" and "he would"."""
 _CONTRACTIBLE = re.compile(
     r"\b(?:" + "|".join(_NEGATED) + r")\b"
-    # not "don't you", which is no "do not you"
+    # not "don't you", which is not "do not you"
     r"|\b(?:" + "|".join(short.replace("'", "['’]") for short in _EXPANDED) + r")\b"
     r"(?!\s+(?:i|you|he|she|it|we|they|this|that|these|those|there)\b)",
     re.IGNORECASE,
@@ -80,8 +80,8 @@ _SENTENCE_START = re.compile(r"(?:^|[.!?][\"”’')\]]*\s+|\n)\W*?(\w)")
 
 
 def contractions(text: str, generator: np.random.Generator) -> str:
-    """A text in which contractions and their long forms (`don't`, `do not`) change into each other, each with a
-    probability of one half.
+    """A text in which contractions and their long forms (`don't`, `do not`) change into each other, each with
+    probability 1/2.
 
     >>> contractions("I do not like it, and I won't.", np.random.default_rng(1))
     "I don't like it, and I will not."

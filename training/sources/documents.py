@@ -1,4 +1,4 @@
-"""Files and hub data sets to documents, streamed: memory holds one document and a read buffer."""
+"""Streams documents from files and hub data sets: memory holds one document and a read buffer."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ from training.sources.tables import (
 )
 
 FIRST_ROWS = 1000
-"""Rows of a source of which one must have each column: JSON lines may leave out what is null."""
+"""Number of rows of a source, one of which must have each column: JSON lines may leave out null values."""
 
 MANY_FILES, SHORT_DOCUMENT = 20, 300
-"""Documents of so many files of plain text with fewer characters on average are likely to be paragraphs."""
+"""Number of files of plain text from which on shorter documents are likely to be paragraphs, and mean characters below
+which a document is short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text with what is known about it."""
+    """One text with its metadata."""
 
     fields: tuple[str, ...]
     """The text columns, e.g. title and content."""
     label: str | tuple[str, ...] | None = None
-    """A tuple where the row has a list, or the source has a separator."""
+    """The label; a tuple if the row has a list, or the source has a separator."""
     group: str | None = None
     """Equal for documents that must not be split between train and dev."""
     domain: str | None = None
     """Value of the source's `by` column."""
     place: str = field(default="", compare=False)
-    """Where it stands, for messages: `reviews.csv, line 7`."""
+    """Its place in messages: `reviews.csv, line 7`."""
 
     @property
     def text(self) -> str:
@@ -68,13 +69,13 @@ class Document:
 def documents(
     source: SourceConfig, root: Path, progress: Progress | None = None, hub_cache: Path | None = None
 ) -> Iterator[Document]:
-    """Stream the documents of a source; rows without text are left out, with a warning that counts them. Only a source
-    whose `group` is `containing` is held in memory.
+    """Stream the documents of a source. Rows without text are left out, with a warning that counts them. A source whose
+    `group` is `containing` is held in memory; others are not.
 
     Args:
         root: Folder that a relative path starts from.
         progress: Called with each count of bytes that were read from a file.
-        hub_cache: Folder for a copy of what the hub streams, for later passes.
+        hub_cache: Folder for a copy of the rows that the hub streams, for later passes.
 
     Raises:
         SourceError: names the file, the line or row, and the remedy.
@@ -100,12 +101,12 @@ def _grouped(source: SourceConfig, root: Path, progress: Progress | None, hub_ca
 
 
 def _as_written(document: Document) -> Document:
-    """The text as people write it; its group is the text as it stood, so that both get into the same part."""
+    """The text as people write it. Its group is the original text, so that both get into the same part."""
     return replace(document, fields=tuple(map(joined, document.fields)), group=document.group or document.text)
 
 
 class _SourceReader:
-    """One pass over a source. It checks the columns of all rows together, and counts the rows that it skips; where each
+    """One pass over a source. It checks the columns of all rows together, and counts the rows that it skips. If each
     file is one text, a file is a row."""
 
     def __init__(self, source: SourceConfig) -> None:
@@ -118,10 +119,10 @@ class _SourceReader:
         self._first: Row | None = None
         self._rows = 0
         self._plain_files = 0
-        """Files whose documents end at blank lines."""
+        """Number of files whose documents end at blank lines."""
         self._skipped = 0
         self._first_skipped = ""
-        """The place of the first row that was skipped, and why."""
+        """The place of the first skipped row, and the reason."""
         self._words: Counter[tuple[str, str]] = Counter()
         """Cells of texts and labels, by column and value, that may stand for a missing value."""
 
@@ -229,7 +230,7 @@ class _SourceReader:
         return filter(None, map(self._document, seen))
 
     def _seen(self, row: Row) -> Row:
-        """The row, counted and its columns noted.
+        """The row, after counting it and noting its columns.
 
         Raises:
             SourceError: none of the first rows of the source has one of its columns.
@@ -249,7 +250,7 @@ class _SourceReader:
             raise SourceError(f"{place}: no column {self._missing[0]!r}; there are {there}{self._remedy}")
 
     def _document(self, row: Row) -> Document | None:
-        """The row's text columns as a document; None, and counted, if it has no text."""
+        """The row's text columns as a document. None if it has no text, which is counted."""
         place, cells = row
         fields, reason = [], ""
         for name in self._source.text:
@@ -276,7 +277,7 @@ class _SourceReader:
         return Document(tuple(fields), labels, group, domain, place)
 
     def _tidy(self, text: str) -> str:
-        """A row's text, or that of a file which is one text."""
+        """Normalise the text of a row, or of a file that is one text."""
         text = clean(text) if self._source.label is None else tidy(text)
         return unwrapped(text) if self._is_wrapped else text
 

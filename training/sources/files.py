@@ -1,4 +1,4 @@
-"""Which files a source has, and what each of them is."""
+"""The files of a source, and their formats."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TABLES = ("csv", "jsonl", "parquet", "tsv")
 """Formats with columns."""
 
 _WIKITEXT_SUFFIXES = (".tokens", ".raw")
-"""Of the files in which WikiText is published."""
+"""Suffixes of the files in which WikiText is published."""
 _MARKDOWN_SUFFIXES = (".md", ".markdown")
 _NOTES = ("readme", "license", "licence")
-"""Names, without suffix, of files that describe those beside them."""
+"""Names, without suffix, of files that describe other files of their folder."""
 _DATASET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-"""What the library `datasets` writes beside the rows."""
+"""Metadata files of the library `datasets`."""
 
 
 def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
-    """Bytes of all files that will be read, for a progress bar; None if a `limit` or a hub data set hides them."""
+    """Bytes of all files to read, for a progress bar; None if a `limit` or a hub data set hides them."""
     found = [files(source, root) for source in sources]
     if any(source.limit for source in sources) or not all(found):
         return None
@@ -35,9 +35,9 @@ def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
 
 
 def files(source: SourceConfig, root: Path) -> list[Path]:
-    """The files of a source in the order they are read; none if it is to come from the hub.
+    """The files of a source in reading order; empty if it comes from the hub.
 
-    A directory, or a pattern, gives each real file once; symbolic links that lead to a file a second time are logged.
+    A directory or a pattern gives each real file once. Further symbolic links to it are skipped and logged.
 
     Raises:
         MissingTextError: a file does not exist.
@@ -69,8 +69,8 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
 
 
 def _matches(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """What is below a folder by the parts of a pattern. The folder's name is no pattern, and hidden names do not match
-    (they do with pathlib)."""
+    """Paths below a folder that match the parts of a pattern. The folder's name is not a pattern, and hidden names do
+    not match, unlike with pathlib."""
     if "**" not in parts:
         yield from (folder / name for name in glob(str(Path(*parts)), root_dir=folder))  # noqa: PTH207
         return
@@ -81,7 +81,8 @@ def _matches(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
 
 
 def _folders(top: Path) -> Iterator[Path]:
-    """A folder and those below it, each once: links come last, and lead neither back nor to a folder above."""
+    """A folder and those below it, each once. Links come last; links to visited folders or to a folder above are
+    skipped."""
     seen, passed = {*top.resolve().parents}, []
     folders, links = [top], list[Path]()
     while folders or links:
@@ -98,7 +99,7 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def _real_files(folder: Path, found: Sequence[Path]) -> list[Path]:
-    """The files without links to other ones of them."""
+    """The files without links to other files in the list."""
     top, parents = folder.resolve(), {parent: parent.resolve() for parent in {file.parent for file in found}}
     linked = {parent for parent, real in parents.items() if real != top / parent.relative_to(folder)}
     real: dict[Path, Path] = {}
@@ -110,7 +111,7 @@ def _real_files(folder: Path, found: Sequence[Path]) -> list[Path]:
 
 
 def _without_notes(folder: Path, found: Sequence[Path], source: SourceConfig) -> list[Path]:
-    """The files of a folder that are read: of a known format, and no descriptions of the others."""
+    """The files of a folder to read: those of a known format that do not describe others."""
     kept = [file for file in found if file.name not in _DATASET_FILES]
     if source.format == "auto":
         known = [file for file in kept if _format_of_suffix(file)]
@@ -119,7 +120,7 @@ def _without_notes(folder: Path, found: Sequence[Path], source: SourceConfig) ->
             known = texts
         if any(_is_table(file, source) for file in known):  # Markdown beside tables describes them
             known = [file for file in known if _inner_suffix(file) not in _MARKDOWN_SUFFIXES]
-        kept = known or [file for file in kept if file.suffix == ".arrow"]  # refused with the remedy
+        kept = known or [file for file in kept if file.suffix == ".arrow"]  # refused later, with the remedy
     if kept and len(kept) < len(found):
         names = _shown(sorted({file.name for file in set(found).difference(kept)}))
         log_once(
@@ -130,15 +131,15 @@ def _without_notes(folder: Path, found: Sequence[Path], source: SourceConfig) ->
 
 
 def _shown(names: Sequence[str]) -> str:
-    """The first names of a list."""
+    """The first few names of a list."""
     return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
 
 
 def format_of_file(file: Path, source: SourceConfig) -> tuple[str, str | None]:
-    """One of `FORMATS`, and that of its table if it has columns: WikiText comes as text and, from the hub, as Parquet.
+    """One of `FORMATS`, and the table's format if it has columns: WikiText comes as text and, from the hub, as Parquet.
 
     Raises:
-        SourceError: neither the recipe, nor the suffix, nor the first bytes tell.
+        SourceError: the format follows neither from the recipe, nor from the suffix, nor from the first bytes.
         TableError: the file cannot be read.
     """
     by_suffix = _format_of_suffix(file)
@@ -168,5 +169,5 @@ def _format_of_suffix(file: Path) -> str | None:
 
 
 def _inner_suffix(file: Path) -> str:
-    """The suffix of the file, or before the one of a compression."""
+    """The suffix of the file, or the one before that of a compression."""
     return (file.with_suffix("") if file.suffix.lower() in COMPRESSION_SUFFIXES else file).suffix.lower()

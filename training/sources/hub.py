@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, streamed once: later passes read a copy of the rows."""
+"""Data sets of the Hugging Face hub. They are streamed once, and later passes read a copy of the rows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from training.sources.tables import columns_of, read_rows
 
 
 def hub_place(source: SourceConfig) -> str:
-    """How messages call the data set."""
+    """Name of the data set in messages."""
     return f"hub data set {source.hub}, split {source.split}"
 
 
 @contextmanager
 def hub_rows(source: SourceConfig, cache: Path | None) -> Iterator[Iterable[Mapping[str, Any]]]:
-    """The rows of a data set, copied while they are streamed.
+    """Rows of a data set, copied while they are streamed.
 
-    Only the caller knows whether a pass has had all rows that it needs, because of the recipe's `limit`: if the block
-    ends without an error, later passes read the copy; otherwise it is deleted.
+    Only the caller knows whether a pass has read all the rows that it needs, because of the recipe's `limit`. If the
+    block ends without an error, later passes read the copy; otherwise it is deleted.
 
     Args:
         cache: Folder of the copy; None for no copy.
@@ -75,8 +75,8 @@ def _streamed_rows(source: SourceConfig) -> Iterator[Mapping[str, Any]]:
     try:
         for row in datasets.load_dataset(name, configuration or None, split=source.split, streaming=True):
             whole = all(name in row for name in asked)
-            yield {name: row[name] for name in asked} if whole else dict(row)  # a message tells which there are
-    except Exception as error:  # the library raises what its own parts raise: any kind
+            yield {name: row[name] for name in asked} if whole else dict(row)  # a message lists the columns
+    except Exception as error:  # the library raises errors of any kind
         said = textwrap.shorten(str(error) or type(error).__name__, width=300)
         if "script" in said.lower():
             said += "; look for a copy of the data set in Parquet, or download its files and give their path"
@@ -84,7 +84,7 @@ def _streamed_rows(source: SourceConfig) -> Iterator[Mapping[str, Any]]:
 
 
 def _file_name(source: SourceConfig) -> str:
-    """A name for the copy that changes with what of the data set is read."""
+    """A name for the copy, which depends on the part of the data set that is read."""
     what = [source.hub, source.split, source.format, columns_of(source), source.limit]
     key = hashlib.blake2b(json.dumps(what).encode(), digest_size=6).hexdigest()
     return f"{source_name(source)}-{key}.jsonl.gz"

@@ -12,22 +12,22 @@ from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfi
 from training.sources.documents import Document, documents
 
 Target = int | tuple[float, ...]
-"""What the model is to answer: the index of the one label; or a number for each output, which for several labels is 1
-or 0."""
+"""The output that a model should give: the index of the one label, or a number for each output. With several labels,
+the numbers are 1 or 0."""
 
 _WHOLE_FLOAT = re.compile(r"(-?\d+)\.0+")
-"""How pandas writes the label 1 into a CSV file if another row has no label."""
+"""The label 1 as pandas writes it into a CSV file if another row has no label."""
 
 
 def labelled(
     source: SourceConfig, recipe: Recipe, progress: Progress | None = None
 ) -> Iterator[tuple[Document, Target]]:
-    """The documents of a source with their targets, labels being numbered as in `finetune.label_names`. A text whose
-    one label `finetune.labels` maps to "" is left out; its value "" stands for a missing label.
+    """The documents of a source with their targets. Labels are numbered as in `finetune.label_names`. A text whose
+    label `finetune.labels` maps to "" is left out; the key "" stands for a missing label.
 
     Raises:
-        SourceError: the source has no label column, or a label is missing or unknown, or no number; names the file and
-            the line.
+        SourceError: the source has no label column, or a label is missing, unknown or not a number. The message names
+            the file and the line.
     """
     if source.label is None and source.format != "fasttext":
         raise SourceError(f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels")
@@ -82,7 +82,7 @@ _TARGETS = {SINGLE_LABEL: _one_label, MULTI_LABEL: _labels, REGRESSION: _number}
 
 
 def canonical(value: str) -> str:
-    """A label with whole numbers as `1`, not as `1.0`."""
+    """A label with whole numbers as `1` instead of `1.0`."""
     whole = _WHOLE_FLOAT.fullmatch(value)
     return whole[1] if whole else value
 

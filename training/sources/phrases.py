@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def longest_containing(texts: Sequence[str]) -> list[str]:
-    """For each text, the longest text that contains it as consecutive words: itself, if no other does. Memory holds
-    all texts.
+    """For each text, the longest text that contains it as consecutive words, or the text itself. All texts are held in
+    memory.
 
     >>> longest_containing(["a good film", "good film", "good", "bad"])
     ['a good film', 'a good film', 'a good film', 'bad']

@@ -1,4 +1,4 @@
-"""Lines of running text to texts: plain text, WikiText, fastText."""
+"""Splits lines of running text into texts: plain text, WikiText, fastText."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bert_tables.files import Progress, open_file, text_fault, text_lines
 from bert_tables.reader import FASTTEXT_LABEL, has_fasttext_label
 
 MAX_CHARACTERS = 4_000_000
-"""A longer document of plain text is read as several, to bound memory."""
+"""A longer document of plain text is split into several, to bound memory."""
 
 _BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -24,7 +24,7 @@ _JOINER = re.compile(r" @([-.,])@ ")
 
 
 def read_lines(file: Path, encoding: str | None = None, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
-    """(number from 1, line with its end); a line longer than `MAX_CHARACTERS` comes in parts.
+    """Numbered lines: (number from 1, line with its end). A line longer than `MAX_CHARACTERS` is split into parts.
 
     Raises:
         TableError: the file cannot be read as text, or a line is not of the encoding.
@@ -41,7 +41,7 @@ def read_lines(file: Path, encoding: str | None = None, progress: Progress | Non
 
 
 def check_unlabelled(numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[tuple[int, str]]:
-    """The lines, unless the first begins with a label of fastText. Raises TableError."""
+    """The lines. Raises TableError if the first one begins with a fastText label."""
     for number, line in numbered:
         if number == 1 and has_fasttext_label(line):
             remedy = 'set the source\'s `format` to "fasttext", or to "text" to read labels as a part of the text'
@@ -50,22 +50,22 @@ def check_unlabelled(numbered: Iterable[tuple[int, str]], file: Path) -> Iterato
 
 
 def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:
-    """The texts between blank lines."""
+    """Texts that are separated by blank lines."""
     return _joined((clean(line) or None for line in lines), separator)
 
 
 def whole_texts(lines: Iterable[str]) -> Iterator[str]:
-    """All lines as one text, as they are; as several texts if there are very many."""
+    """All lines as one text, unchanged; as several texts if there are very many."""
     return _joined(lines, "")
 
 
 def wikitext_texts(lines: Iterable[str]) -> Iterator[str]:
-    """The articles of WikiText, of which each begins with a line like ` = Title = `. Headings are left out."""
+    """The articles of WikiText, each of which begins with a line like ` = Title = `. Headings are left out."""
     return _joined(_wikitext_paragraphs(lines))
 
 
 def fasttext_line(line: str) -> tuple[list[str], str]:
-    """The labels of a line of fastText, which may stand anywhere, and its text.
+    """The labels of a fastText line, at any place in it, and its text.
 
     >>> fasttext_line("__label__2 Great CD: my lovely Pat ...")
     (['2'], 'Great CD: my lovely Pat ...')
@@ -74,20 +74,20 @@ def fasttext_line(line: str) -> tuple[list[str], str]:
 
 
 def without_breaks(text: str) -> str:
-    """Breaks of HTML become newlines."""
+    """Replace HTML breaks by newlines."""
     return _BREAK.sub("\n", text) if "<" in text else text
 
 
 def clean(text: str) -> str:
-    """`tidy`, and breaks of HTML become newlines."""
+    """Apply `tidy`, and replace HTML breaks by newlines."""
     return tidy(without_breaks(text))
 
 
 def tidy(text: str) -> str:
-    """Line ends of other systems become newlines; half characters are replaced."""
+    """Replace line ends of other systems by newlines, and lone surrogates by a replacement character."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can spell what no file can hold
+    except UnicodeEncodeError:  # JSON can spell lone surrogates
         text = _SURROGATE.sub("\ufffd", text)
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 

@@ -1,4 +1,4 @@
-"""Which documents are trained on and which are held out: one hash split for pretraining text and labelled text.
+"""Splits documents into training and held-out parts, by one hash for pretraining text and labelled text.
 
 The hash of a document's group, or of its normalised text, decides, so every run makes the same split and equal texts
 are always in the same part.
@@ -17,8 +17,8 @@ _TYPOGRAPHIC_MARKS = [mark.encode() for mark in "‘’“”«»–—…\xa0"]
 
 
 def text_hash(text: str) -> int:
-    """64-bit hash of a text that ignores case, white space, punctuation and `<br />`: two texts with the same hash
-    count as the same text. Of a text that has nothing else, punctuation counts.
+    """64-bit hash of a text that ignores case, white space, punctuation and `<br />`. Texts with the same hash count as
+    the same text. Punctuation counts in a text without anything else.
 
     >>> text_hash("It isn’t “good”.") == text_hash("it is n't ``good''")
     True
@@ -31,20 +31,20 @@ def text_hash(text: str) -> int:
 
 
 def hashes(document: Document) -> tuple[int, int]:
-    """64-bit hashes of the document's text, and of what must stay in one part: its group, or else its text."""
+    """64-bit hashes of the document's text, and of its group, or of its text if it has none. A group is not split."""
     text = text_hash(document.text)
     return text, text_hash(document.group) if document.group else text
 
 
 def held_out_below(documents: Iterable[Document], fraction: float) -> int:
     """The limit below which a group's hash is held out: about `fraction` of the groups of a source, at least one and
-    never all. A source of one group is trained on. Reads documents only until both parts have one."""
+    never all. A source of one group is trained on. Documents are read only until both parts have one."""
     return _limit((hashes(document)[1] for document in documents), fraction)
 
 
 def held_out_from(documents: Iterable[Document], fraction: float) -> int:
-    """The limit from which on a group's hash is held out, as `held_out_below` from the other end: both parts have no
-    group in common if there are three groups and the fractions are less than 1 together."""
+    """The limit from which on a group's hash is held out: like `held_out_below`, but from the other end. Both parts
+    have no group in common if there are three groups and the fractions add up to less than 1."""
     return 2**64 - _limit((2**64 - 1 - hashes(document)[1] for document in documents), fraction)
 
 

@@ -1,4 +1,4 @@
-"""Rows of a file with columns, in the words of a recipe: an adapter of `bert_tables`."""
+"""Reads rows of a file with columns, with a recipe's names: an adapter of `bert_tables`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.recipe import SourceConfig
 logger = logging.getLogger(__name__)
 
 Row = tuple[str, Mapping[str, Any]]
-"""Where it stands, for messages (`reviews.csv, line 7`), and the cells by the columns' names."""
+"""The row's place for messages (`reviews.csv, line 7`), and its cells by column name."""
 
 
 def columns_of(source: SourceConfig) -> tuple[str, ...]:
@@ -24,8 +24,8 @@ def columns_of(source: SourceConfig) -> tuple[str, ...]:
 
 
 def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Progress | None) -> Iterator[Row]:
-    """Rows in order, their cells by the names that the recipe uses, which may be numbers. All cells, if the source
-    names no column.
+    """Rows in order. Cells are keyed by the names that the recipe uses, which may be numbers. All cells are included if
+    the source names no column.
 
     Raises:
         TableError: the file cannot be read, its header lacks a column, or a row is broken.
@@ -46,7 +46,7 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
 
 
 def in_recipe(message: str) -> str:
-    """A message of `bert_tables`, and the key of a source that states what the message asks for.
+    """A message of `bert_tables` with the key of a source by which its remedy is stated.
 
     >>> in_recipe("a.csv: state the delimiter")
     "a.csv: state the delimiter; the source's `table` states it"
@@ -56,7 +56,7 @@ def in_recipe(message: str) -> str:
 
 
 def labels_value(value: Any, name: str, separator: str | None = None) -> str | tuple[str, ...] | None:
-    """A cell as the labels of a text: a tuple if it is a list of several, or if a separator splits it.
+    """A cell as the labels of a text. It is a tuple if the cell is a list of several, or a separator splits it.
 
     >>> [labels_value(cell, "label", ";") for cell in (1.0, ["new"], ["new", 2], "new; used", "")]
     [('1',), ('new',), ('new', '2'), ('new', ' used'), None]
@@ -68,8 +68,8 @@ def labels_value(value: Any, name: str, separator: str | None = None) -> str | t
 
 
 def text_value(value: Any) -> str | None:
-    """A cell as text, empty if it is missing; None if it is something else, such as a number. The elements of a list
-    are paragraphs.
+    """A cell as text; empty if it is missing, and None if it is not text, such as a number. The elements of a list are
+    paragraphs.
 
     >>> text_value("good"), text_value(["One.", "Two."]), text_value(None), text_value(5)
     ('good', 'One.\\nTwo.', '', None)
@@ -83,5 +83,5 @@ def text_value(value: Any) -> str | None:
 
 @functools.cache
 def log_once(message: str) -> None:
-    """Log a warning the first time only, because a stage may read a source several times."""
+    """Log a warning only the first time, because a stage may read a source several times."""
     logger.warning(message)

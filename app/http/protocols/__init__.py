@@ -1,4 +1,4 @@
-"""The same tasks in the protocols of other clients. An adapter is a module with `routes` and `TAG`, listed here."""
+"""Adapters of the tasks to the protocols of other clients: modules with `routes` and `TAG`, listed here."""
 
 from app.http.protocols import hugging_face, open_inference, text_embeddings
 

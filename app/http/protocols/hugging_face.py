@@ -20,7 +20,7 @@ TAG = {"name": "Hugging Face clients", "description": "The same tasks in the sha
 
 # The clients omit fields or send null, and older ones add `options`.
 Ignored = Annotated[dict[str, Any] | None, AfterValidator(lambda _: None)]
-"""Dropped, since it would take memory while the request waits: up to 50 MB for a body of 2 MB."""
+"""Dropped while parsing: a body of 2 MB would take up to 50 MB of memory while the request waits."""
 TruncateByDefault = Annotated[
     Truncate,
     ALSO_TRUNCATION,
@@ -36,7 +36,7 @@ class HuggingFaceFillMaskParameters(FillMaskParameters):
 
 
 class HuggingFaceFillMaskRequest(FillMaskRequest):
-    """What `InferenceClient.fill_mask` sends."""
+    """The body that `InferenceClient.fill_mask` sends."""
 
     model_config = with_examples({"inputs": "The movie was [MASK].", "parameters": {"top_k": 3}})
 
@@ -56,7 +56,7 @@ class HuggingFaceClassificationParameters(SentimentParameters):
 
 
 class HuggingFaceClassificationRequest(SentimentRequest):
-    """What `InferenceClient.text_classification` sends."""
+    """The body that `InferenceClient.text_classification` sends."""
 
     model_config = with_examples({"inputs": "The movie was good."})
 
@@ -71,7 +71,7 @@ HuggingFaceTokens = TypeAliasType(
 
 
 def fill_mask(body: HuggingFaceFillMaskRequest) -> Call:
-    """The predictions for the one mask of one text. Several masks and several texts add a level of lists each."""
+    """Predictions for the one mask of one text. Several masks and several texts each add a level of lists."""
     is_list, texts = isinstance(body.inputs, list), list[str](as_list(body.inputs))
 
     def write(result: TaskResult) -> Any:
@@ -83,7 +83,7 @@ def fill_mask(body: HuggingFaceFillMaskRequest) -> Call:
 
 
 def text_classification(body: HuggingFaceClassificationRequest) -> Call:
-    """One list of labels per text, highest score first; also for a single text, because the clients read that."""
+    """One list of labels per text, highest score first. Clients expect this list for a single text too."""
     is_list = isinstance(body.inputs, list)
     return Call(as_list(body.inputs), _given(body.parameters), predictions, as_sent if is_list else locate_one)
 

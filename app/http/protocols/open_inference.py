@@ -39,7 +39,7 @@ TAG = {"name": "Open Inference Protocol", "description": "The same tasks in vers
 _invalid = InvalidRequestError.at
 _MAX_TENSORS = 2
 _MAX_TIMEOUT = 10**12
-"""Microseconds; a longer timeout is the same, and may be no float."""
+"""Microseconds. A longer timeout has the same effect, and may be too large for a float."""
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -57,7 +57,7 @@ class InputParameters(Strict):
 
 
 class InputTensor(Strict):
-    """Texts."""
+    """An input tensor: texts."""
 
     name: str
     datatype: Literal["BYTES"]
@@ -73,7 +73,7 @@ class OutputParameters(Strict):
 
 
 class RequestedOutput(Strict):
-    """An output to answer with."""
+    """An output to return."""
 
     name: str
     parameters: OutputParameters | None = None
@@ -133,7 +133,7 @@ class InferResponse(TypedDict):
 
 
 def _parse(body: bytes, headers: Headers, max_inputs: int) -> InferRequest:
-    """The JSON at the head of a body, with the data of the binary tensors after it."""
+    """Parse the JSON at the beginning of a body, and the data of the binary tensors after it."""
     given = headers.get(_HEADER_LENGTH, str(len(body))).strip()
     if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= len(body)):
         raise _invalid(f"must be the bytes of the JSON, at most {len(body)}", "header", _HEADER_LENGTH)
@@ -169,7 +169,7 @@ def _count(shape: list[int], index: int) -> int:
 
 
 def _texts(raw: bytes, count: int, loc: Loc) -> list[str]:
-    """Elements of a BYTES tensor, at most one more than `count`: each after its length in four bytes."""
+    """Elements of a BYTES tensor, at most one more than `count`. Each follows its length in four bytes."""
     texts: list[str] = []
     at = 0
     while at < len(raw) and len(texts) <= count:
@@ -221,7 +221,7 @@ def _outputs(task: Task) -> list[str]:
 
 
 def _rows(task: Task, result: TaskResult) -> list[list[Any]]:
-    """Of each text, its predictions."""
+    """The predictions of each text."""
     if task.results == "words":
         return [found["masks"][0]["predictions"] for found in result.results]
     return [found["predictions"] for found in result.results]
@@ -231,8 +231,8 @@ def _route(task: Task) -> TaskRoute:
     names = _outputs(task)
 
     def to_call(body: InferRequest) -> Call:
-        """Ask a model. Texts may also follow the JSON as binary tensors, if `Inference-Header-Content-Length` tells
-        the bytes of the JSON. No `Content-Type` is needed."""
+        """Ask a model. Binary tensors with texts may follow the JSON, if `Inference-Header-Content-Length` is the
+        length of the JSON in bytes. No `Content-Type` is needed."""
         outputs, all_binary = body.outputs or [], bool(body.parameters and body.parameters.binary_data_output)
         is_binary = dict.fromkeys([output.name for output in outputs] or names, all_binary)
         for i, output in enumerate(outputs):
@@ -302,7 +302,7 @@ def _raw(values: list[Any]) -> bytes:
 
 
 class ServerMetadata(TypedDict):
-    """What the service is, and which extensions of the protocol it has."""
+    """Name, version and protocol extensions of the service."""
 
     name: str
     version: str
@@ -310,19 +310,19 @@ class ServerMetadata(TypedDict):
 
 
 class ServerLive(TypedDict):
-    """The service is alive; else the answer is a problem document."""
+    """The service is alive; otherwise the response is a problem document."""
 
     live: bool
 
 
 class ServerReady(TypedDict):
-    """The service can answer; else the answer is a problem document."""
+    """The service can answer; otherwise the response is a problem document."""
 
     ready: bool
 
 
 class TensorMetadata(TypedDict):
-    """An input or output. A size of -1 may be any number."""
+    """An input or output tensor. A size of -1 may be any number."""
 
     name: str
     datatype: Literal["BYTES", "FP32"]
@@ -339,7 +339,7 @@ class ModelMetadata(TypedDict):
 
 
 class ModelReady(TypedDict):
-    """A model can answer; else the answer is a problem document."""
+    """A model can answer; otherwise the response is a problem document."""
 
     name: str
     ready: bool
@@ -351,13 +351,13 @@ async def server(request: Request) -> ServerMetadata:
 
 
 async def live(request: Request) -> ServerLive:
-    """See `/health/live`."""
+    """200, or 503 once inference processes have ended and cannot be replaced."""
     await operations.live(request)
     return {"live": True}
 
 
 async def ready(request: Request) -> ServerReady:
-    """See `/health/ready`."""
+    """200 while the service can answer; otherwise 503."""
     await operations.ready(request)
     return {"ready": True}
 
@@ -366,7 +366,7 @@ async def metadata(model: str, request: Request) -> ModelMetadata:
     """The tensors of a model. `text_pair` is optional for models that take either."""
     service = _service(request)
     task = _task(model, service)
-    with suppress(UnavailableError):  # while loading, answer as well
+    with suppress(UnavailableError):  # also while loading
         service.lifecycle.loaded_engine().model_with(task.head, task.name)
     return _metadata(task)
 
@@ -416,7 +416,7 @@ _SERVER = {"name": "bert-service", "version": "0.2.0", "extensions": ["binary_te
 
 
 def routes(tasks: Sequence[Task]) -> list[APIRoute]:
-    """A model for each task, and what describes the server and the models."""
+    """Routes of the models, one for each task, and of the metadata of server and models."""
     example = _metadata(next(task for task in tasks if task.inputs == "either"))
     is_ready = {"name": example["name"], "ready": True}
     return [

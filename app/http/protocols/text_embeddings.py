@@ -1,4 +1,4 @@
-"""`POST /predict` and `/tokenize` as text-embeddings-inference has them."""
+"""`POST /predict` and `/tokenize` with the request and response bodies of text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from model.tokenizer import Encoding
 TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
 
 _CHARACTERS_PER_TOKEN = 4
-"""Of usual texts, at least."""
+"""A low estimate for usual texts."""
 _KEPT_ENDS = {None: None, "right": "head", "left": "tail"}
 
 TextList = TypeAliasType("TextList", Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)])
@@ -51,7 +51,7 @@ def _kind(value: object) -> str | None:
 
 
 def _lower(value: object) -> object:
-    """Ignores case: the clients of text-embeddings-inference send `Left`."""
+    """Ignore case: the clients of text-embeddings-inference send `Left`."""
     return value.lower() if isinstance(value, str) else value
 
 
@@ -108,9 +108,9 @@ class TextToken(TypedDict):
     """A token of a text."""
 
     id: int
-    """Its number in the vocabulary."""
+    """Its index in the vocabulary."""
     text: str
-    """The part of the text that it stands for; of `[CLS]` and `[SEP]`, their names."""
+    """The part of the text that it stands for; for `[CLS]` and `[SEP]`, their names."""
     special: bool
     """Whether it was added to the text."""
     start: int | None
@@ -130,7 +130,7 @@ def _is_batch(body: PredictRequest) -> bool:
 
 
 def predict(body: PredictRequest) -> Call:
-    """The labels of one text or pair, highest score first; of a batch, a list of such lists."""
+    """The labels of one text or pair, highest score first. A batch gets a list of such lists."""
     is_batch = _is_batch(body)
     rows: list[Any] = as_list(body.inputs) if is_batch else [as_list(body.inputs)]
 
@@ -153,7 +153,7 @@ def predict(body: PredictRequest) -> Call:
 
 
 def tokenize(body: TokenizeRequest) -> Call:
-    """The tokens of each text, as the sentiment model reads them, with their places in characters."""
+    """The tokens of each text for the sentiment model, with their positions in characters."""
     is_list = isinstance(body.inputs, list)
     texts: list[str] = as_list(body.inputs)
     keep = slice(1, -1) if body.add_special_tokens is False else slice(None)
@@ -165,8 +165,7 @@ def tokenize(body: TokenizeRequest) -> Call:
 
 
 def tokenize_question(served: ServedModel, inputs: Sequence[Input]) -> TokenizeQuestion:
-    """See `Task.question`. Raises TooLargeError: the texts are so long that the answer would be too large, unless their
-    words are."""
+    """Make the question from a request. Raises TooLargeError if the response to so long texts could be too large."""
     size, most = sum(len(str(text)) for text in inputs), MAX_RESPONSE_BYTES // PREDICTION_BYTES * _CHARACTERS_PER_TOKEN
     if size > most:
         raise TooLargeError(
@@ -185,19 +184,19 @@ class TokenizeQuestion(Question):
     needs_model = False
 
     def encode(self, given: Input) -> Encoding:
-        """See `Question.encode`."""
+        """Tokenize a whole text."""
         return self.served.tokenizer.encode(str(given))
 
     def query(self, encodings: list[Encoding]) -> Query:
-        """See `Question.query`."""
+        """Keep the tokens; no model reads them."""
         return Query(Kind.PROBABILITIES, encodings)
 
     def response_bytes(self, query: Query) -> int:
-        """See `Question.response_bytes`."""
+        """Estimate the bytes of the response from the tokens."""
         return sum(query.lengths) * PREDICTION_BYTES
 
     def results(self, query: Query, _: Sequence[ModelOutput]) -> list[list[TextToken]]:
-        """See `Question.results`. The first and the last token are [CLS] and [SEP]."""
+        """The tokens of each text. The first and the last token are [CLS] and [SEP]."""
         return [self._tokens(str(text), encoding) for text, encoding in zip(self.inputs, query.encodings, strict=True)]
 
     def _tokens(self, text: str, encoding: Encoding) -> list[TextToken]:

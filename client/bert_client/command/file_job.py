@@ -1,4 +1,4 @@
-"""A file of texts becomes a file of answers, one row each, in bounded memory."""
+"""Turns a file of texts into a file of answers, one row each, in bounded memory."""
 
 from __future__ import annotations
 
@@ -31,59 +31,58 @@ SCORES = "scores"
 """The field of all labels with their scores in JSON lines. A table has a column per label instead."""
 MASK_COLUMNS = ("words", "scores", "truncated", "error")
 FIRST_ROWS = 100
-"""JSON lines have no header: so many rows tell the columns."""
+"""Number of rows that determine the columns of JSON lines, which have no header."""
 
 MAX_ROWS_AHEAD = 256
-"""Rows that are read before the client takes them, at most."""
+"""Maximum number of rows that are read before the client takes them."""
 MAX_WAIT_SECONDS = 0.2
-"""A row that is read waits for others to fill its request as long as they come, and for this time in all if they do not
-come at once."""
+"""Total time for which a row may wait for others to fill its request. Only pauses of the input count."""
 
 PROCESS_ENDED = "the inference process ended during the request of this row"
-"""The error of such a row. At the end of the job, the rows with this error are sent again."""
+"""Error of a row whose request ended the inference process. Such rows are sent again at the end of the job."""
 RESEND_PAUSE_SECONDS = 60.0
-"""Before the first row that is sent again, and after each that ends the process again: the service itself ends after
-three such ends within a minute."""
+"""Pause before the first row that is sent again, and after each that ends the process again: the service itself ends
+after three such ends within a minute."""
 MAX_CONSECUTIVE_ENDS = 3
-"""After so many consecutive rows that end the process again, the rest is not sent."""
+"""Number of consecutive rows that end the process again, after which the rest is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """What to read and what to write."""
+    """The input, output and question of a job."""
 
     source: str
     target: str
     source_format: str | None
     target_format: str
-    """One of `bert_client.command.output.FORMATS`."""
+    """Format of the output, one of `bert_client.command.output.FORMATS`."""
     columns: tuple[str, ...]
     """The column of the texts, or the two of the pairs; names or numbers."""
     new_columns: tuple[str, ...]
     """`LABEL_COLUMNS` or `MASK_COLUMNS`; with all labels in JSON lines, also `SCORES`."""
     prefix: str
-    """Before the names of the new columns."""
+    """Prefix of the new columns' names."""
     dialect: Dialect
     question: Mapping[str, Any]
     """The task and its options, on which the answers depend."""
     overwrite: bool = False
-    """Replace the target, and a partial file with which the job cannot go on."""
+    """Whether to replace the target, and a partial file with which the job cannot go on."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What must be the same in a command that goes on with this job."""
+        """The options that must be the same in a command that continues this job."""
         formats = {"format": self.source_format, "output format": self.target_format}
         columns = {"column": list(self.columns), "prefix": self.prefix}
         return {**self.question, **columns, **formats, **asdict(self.dialect)}
 
     @property
     def takes_half_pairs(self) -> bool:
-        """Whether a pair of which one text is empty is answered as one text: a review may lack a title or a body."""
+        """Whether a pair with one empty text is answered as one text: a review may lack a title or a body."""
         return len(self.columns) == 2 and self.question["task"] in ("sentiment", "classify")
 
     @property
     def writes_best_label(self) -> bool:
-        """Whether other labels of the model are left out."""
+        """Whether only the best of the model's labels is written."""
         return self.question["task"] in ("sentiment", "classify") and not self.question["all_labels"]
 
 
@@ -94,12 +93,12 @@ class NewColumns:
     names: Mapping[str, str]
     """The name in the file of each of the job's new columns."""
     labels: Mapping[str, str]
-    """The name of each label's column, if the labels have columns."""
+    """The name of each label's column, if labels have columns."""
     target_format: str
 
     @classmethod
     def of(cls, job: FileJob, columns: Collection[str], model: Model | None) -> NewColumns:
-        """Give them names that the columns of the file do not have."""
+        """Name the new columns so that no column of the file has the same name."""
         names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
         taken = (*columns, *names.values())
         labels = {label: _free_name(job.prefix + label, taken) for label in _label_columns(job, model)}
@@ -111,7 +110,7 @@ class NewColumns:
         return [*self.names.values(), *self.labels.values()]
 
     def cells(self, new: Mapping[str, Any]) -> dict[str, Any]:
-        """The cells of a row, from those of `new_cells`."""
+        """The cells of a row in the file, from those of `new_cells`."""
         found = {column: _joined(new.get(name), self.target_format) for name, column in self.names.items()}
         return found | {column: new.get(SCORES, {}).get(label) for label, column in self.labels.items()}
 
@@ -126,11 +125,12 @@ def run(job: FileJob, ask: Ask, find_model: FindModel = lambda: None) -> bool:
         Whether some row has an answer, or the file has no rows.
 
     Raises:
-        TableError: the file is not a table, lacks a column, or cannot be read to its end; the rows before are answered.
+        TableError: the file is not a table, lacks a column, or cannot be read to its end. Rows before that are
+            answered.
         BertServiceError: the service cannot be reached, or refuses for a reason that is not a single row.
         OSError: the output cannot be written.
     """
-    can_begin_again = job.overwrite and Path(job.source).is_file()  # else it cannot be read twice
+    can_begin_again = job.overwrite and Path(job.source).is_file()  # other inputs cannot be read twice
     try:
         return _run(job, ask, find_model, resume=can_begin_again or not job.overwrite)
     except StalePartialFileError as error:
@@ -163,7 +163,7 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
 
         def written(cells: dict[str, Any], new: dict[str, Any]) -> str:
             answer = new_columns.cells(new)
-            if new["error"] is not None:  # it may have cells of its own where answers are written
+            if new["error"] is not None:  # its own cells may have the names of the answers
                 answer |= cells | {error_column: new["error"]}
             return writer.row(cells | answer)
 
@@ -209,11 +209,11 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
 class Resender:
     """Asks once more, one by one, for the rows whose request ended the inference process.
 
-    It stops after `MAX_CONSECUTIVE_ENDS`, and at an error of the service that is not the row's. The rows that are left
-    keep their error, so the job always ends.
+    It stops after `MAX_CONSECUTIVE_ENDS`, and at an error of the service that is not the row's. The remaining rows keep
+    their error, so the job always ends.
 
     Args:
-        ask_row: Gives the new cells of a row.
+        ask_row: Returns the new cells of a row.
     """
 
     def __init__(self, ask_row: Callable[[dict[str, Any]], dict[str, Any]], stderr: TextIO) -> None:
@@ -223,7 +223,7 @@ class Resender:
         self._consecutive_ends = 0
         self._stop_reason: str | None = None
         self.rows = 0
-        """Rows with the error, sent or not."""
+        """Number of rows with the error, sent or not."""
         self.answered = 0
 
     def new_cells(self, cells: dict[str, Any]) -> dict[str, Any] | None:
@@ -248,16 +248,16 @@ class Resender:
         return None if self._must_pause else new
 
     def summarize(self) -> None:
-        """Write how many rows have an answer now, and why it stopped."""
+        """Write how many rows now have an answer, and why it stopped."""
         if self.rows:
             reason = f"; stopped: {self._stop_reason}" if self._stop_reason else ""
             self._stderr.write(f"{self.answered:,} of {self.rows:,} such rows have an answer now{reason}\n")
 
 
 def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_enough: bool = False) -> Row:
-    """The row, with a fault if it lacks a text, or has a cell of its own where the answer is written.
+    """The row. It gets a fault if it lacks a text, or if one of its cells has the name of an answer's column.
 
-    `one_is_enough`: another text may be missing.
+    `one_is_enough`: whether all texts but one may be missing.
     """
     fault = row.fault
     may_lack = one_is_enough and not all(is_missing(row.cells.get(column)) for column in read)
@@ -278,7 +278,7 @@ def _text_fault(column: str, cells: Mapping[str, Any]) -> str | None:
 
 
 class _Reader:
-    """A thread that reads rows, at most `MAX_ROWS_AHEAD` before they are taken."""
+    """A thread that reads rows ahead, at most `MAX_ROWS_AHEAD`."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows = rows
@@ -287,7 +287,7 @@ class _Reader:
         Thread(target=self._read, name="bert-reader", daemon=True).start()
 
     def take(self, timeout: float | None) -> Row | None:
-        """The next row, or None at their end. Raises their error, and Empty after `timeout` seconds."""
+        """The next row, or None at the end. Raises the reader's error, and Empty after `timeout` seconds."""
         item = self._queue.get(timeout=timeout)
         if not self._has_room.is_set() and self._queue.qsize() <= MAX_ROWS_AHEAD // 2:  # threads switch slowly
             self._has_room.set()
@@ -320,14 +320,16 @@ class _Reader:
 
 
 def read_ahead(rows: Iterable[Row], answered: Callable[[], object] = lambda: None) -> Iterator[Row | None]:
-    """The rows, which a thread reads, and None where the input pauses: when no row has been ready for
-    `MAX_WAIT_SECONDS` in all since the last None. A regular file has no pauses.
+    """The rows, which a thread reads, and None at each pause of the input.
+
+    The input pauses when no row has been ready for `MAX_WAIT_SECONDS` in all since the last None. A regular file has no
+    pauses.
 
     Args:
         answered: Called after each None, when the rows before it are answered.
     """
     reader = _Reader(rows)
-    patience = None  # seconds; without a row that waits, there is nothing to send
+    patience = None  # in seconds; None while no row waits, because there is nothing to send
     try:
         while True:
             start = monotonic()
@@ -349,10 +351,10 @@ def read_ahead(rows: Iterable[Row], answered: Callable[[], object] = lambda: Non
 def answer_rows(
     rows: Iterable[Row | None], read: tuple[str, ...], ask: Ask, *, one_is_enough: bool = False
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row and its new cells. As many rows are in memory as the client has requests under way.
+    """Each row and its new cells. Memory holds the rows of the client's requests in flight.
 
     `rows`: a None sends the rows before it, and waits for their answers.
-    `one_is_enough`: a pair with an empty text is one text.
+    `one_is_enough`: whether a pair with an empty text is one text.
     """
     waiting: deque[Row] = deque()
 
@@ -390,7 +392,7 @@ def _label_columns(job: FileJob, model: Model | None) -> list[str]:
     """The labels that get a column each.
 
     Raises:
-        TableError: the service does not tell its labels.
+        TableError: `/info` does not list the labels.
     """
     if not job.question["all_labels"] or job.target_format == "jsonl":
         return []
@@ -405,7 +407,7 @@ def _joined(cell: Any, form: str) -> Any:
 
 
 def _until_error(rows: Iterator[Row], errors: list[TableError]) -> Iterator[Row]:
-    """The rows before the place where the file cannot be read on. The error is kept until they are answered."""
+    """The rows before the place where the file cannot be read. The error is kept until they are answered."""
     try:
         yield from rows
     except TableError as error:
@@ -413,7 +415,7 @@ def _until_error(rows: Iterator[Row], errors: list[TableError]) -> Iterator[Row]
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:
-    """A column of the file keeps its name: the new one is called `predicted_…`."""
+    """A name for a new column. If a column of the file has it already, the new one is called `predicted_…`."""
     while name in taken:
         name = f"predicted_{name}"
     return name
@@ -422,10 +424,10 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 def _first_rows(table: Table, rows: Iterator[Row], read: tuple[str, ...], *, may_pause: bool) -> list[Row]:
     """The first rows of JSON lines, whose fields become the columns. A table has a header instead.
 
-    `may_pause`: the first row that has the fields to read is enough, because more may come late.
+    `may_pause`: whether the first row that has the needed fields is enough, because more may come late.
 
     Raises:
-        TableError: no row has them.
+        TableError: no row has these fields.
     """
     first: list[Row] = []
     if table.columns is not None:

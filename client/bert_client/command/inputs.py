@@ -1,4 +1,4 @@
-"""The files of a job with several inputs or folders, and where the rows of each are written."""
+"""The files of a job with several inputs or folders, and their output files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def writes_folder(names: Sequence[str], output: str) -> bool:
 
 
 def input_files(names: Sequence[str], output: str) -> list[tuple[str, Path]]:
-    """Each real file once, and its path within the output folder, without the suffix.
+    """Each real file once, with its path within the output folder, without the suffix.
 
     Raises:
         ValueError: the output cannot be a folder, or is within a folder that is read; a folder has no data files.
@@ -40,7 +40,7 @@ def input_files(names: Sequence[str], output: str) -> list[tuple[str, Path]]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """The files in a folder and its folders whose suffix tells a format, without hidden ones."""
+    """The files in a folder and its subfolders whose suffix is that of a format, without hidden ones."""
     return [
         file
         for file in sorted(folder.rglob("*"))

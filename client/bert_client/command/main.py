@@ -43,12 +43,12 @@ _COLUMN_HELP = "column or field to read: its name or its number [text]"
 
 INTERACTIVE_RETRY = RetryPolicy(attempts=3)
 FILE_RETRY = RetryPolicy(attempts=1000, deadline=600)
-"""A service that restarts may be away for minutes, and a job of hours goes on afterwards."""
+"""A restarting service may be unavailable for minutes, after which a job of hours continues."""
 
 
 def main() -> None:
     """Run the command line. Ends the process with a documented exit code."""
-    for name in ("SIGTERM", "SIGHUP"):  # these end it as Ctrl-C does, unless nohup has it ignore them
+    for name in ("SIGTERM", "SIGHUP"):  # these act like Ctrl-C, unless nohup has made the process ignore them
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
@@ -58,9 +58,9 @@ def main() -> None:
     except BrokenPipeError:  # `bert ... | head`
         os._exit(REFUSED)  # `sys.exit` would flush standard output again
     if code:
-        with suppress(OSError, ValueError, KeyboardInterrupt):  # it is full or closed, or a second Ctrl-C
+        with suppress(OSError, ValueError, KeyboardInterrupt):  # the stream is full or closed, or a second Ctrl-C
             print(end="", flush=True)
-        os._exit(code)  # `sys.exit` would flush again, and report what is suppressed here
+        os._exit(code)  # `sys.exit` would flush again, and report the suppressed error
     sys.exit(0)
 
 
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Answer a command line.
 
     Args:
-        environ: `BERT_URL` and `BERT_API_KEY` are read.
+        environ: Environment variables, of which `BERT_URL` and `BERT_API_KEY` are read.
 
     Returns:
         The exit code.
@@ -118,7 +118,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _sleep_with_notice(url: str) -> Callable[[float], None]:
-    """Waits, and says so at the first long pause, because a silent job looks as if it hung."""
+    """A function that sleeps, with a notice at the first long pause, because a silent job seems to hang."""
 
     @functools.cache
     def notice() -> None:
@@ -143,7 +143,7 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
 
 
 def _answer_files(client: BertClient, given: argparse.Namespace, jobs: Sequence[file_job.FileJob]) -> int:
-    """Answer the rows of each file, also after a file that cannot be used. Returns the exit code."""
+    """Answer the rows of each file, and continue after a file that cannot be used. Returns the exit code."""
     code = 0
     in_folder = inputs.writes_folder(given.file, given.output)
     for job in jobs:
@@ -158,7 +158,7 @@ def _answer_files(client: BertClient, given: argparse.Namespace, jobs: Sequence[
 
 
 def _begin_file(job: file_job.FileJob) -> bool:
-    """Say which file of several comes next, and make the folder of its output. Returns whether it is to be answered."""
+    """Announce the next of several files, and make the folder of its output. Returns whether to answer its rows."""
     target = Path(job.target)
     is_done = not job.overwrite and target.is_file() and target.stat().st_size > 0
     print(f"{job.source}:" + f" skipped, because {target} exists" * is_done, file=sys.stderr)
@@ -167,7 +167,7 @@ def _begin_file(job: file_job.FileJob) -> bool:
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
-    """Print the answers, and what is refused to standard error. Returns the exit code."""
+    """Print the answers, and refusals to standard error. Returns the exit code."""
     output.use_utf_8()
     texts = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
     code = 0
@@ -186,7 +186,7 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
 
 
 def _lines(result: FillMaskResult | LabelResult) -> list[str]:
-    """A result for people."""
+    """The lines that show a result to a person."""
     if isinstance(result, LabelResult):
         return [f"{entry.score:8.4f}  {printable(entry.label)}" for entry in result.predictions]
     entries = [entry for mask in result.masks for entry in mask.predictions]
@@ -200,7 +200,7 @@ def _check_arguments(given: argparse.Namespace) -> None:
     if bool(given.texts) == bool(given.file):
         raise ValueError("give texts or --file, one of them")
     for number, text in enumerate(given.texts, 1):
-        if any("\udc80" <= character <= "\udcff" for character in text):  # how Python reads other bytes
+        if any("\udc80" <= character <= "\udcff" for character in text):  # Python's stand-ins for undecodable bytes
             raise ValueError(f"text {number} is not in the encoding of this terminal ({sys.getfilesystemencoding()})")
     if given.texts and getattr(given, "all_labels", False):
         raise ValueError("--all-labels goes with --file")
@@ -234,7 +234,7 @@ def _job(given: argparse.Namespace, source: str, target: str) -> file_job.FileJo
         raise ValueError(f"{target} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz")
     read = "/dev/stdin" if source == "-" else source
     written = "/dev/stdout" if target == "-" else target
-    # Unlike pathlib's, these do not raise where a path may not be read; opening it does, with a message.
+    # Unlike pathlib's, these do not raise if a path may not be read; opening it does, with a message.
     if os.path.isfile(read) and os.path.exists(written) and os.path.samefile(read, written):  # noqa: PTH110, PTH113, PTH121
         raise ValueError(f"the output is the file that is read ({source}): write to another one")
     target_format = _target_format(given, source, target)
@@ -257,7 +257,7 @@ def _job(given: argparse.Namespace, source: str, target: str) -> file_job.FileJo
 
 
 def _target_format(given: argparse.Namespace, source: str, target: str) -> str:
-    """The format of `--json`, or that of the output's name, or that of the input."""
+    """The format of `--json`, else of the output's name, else of the input."""
     named = None if target == "-" else format_of(target)
     found = "jsonl" if given.json else named or given.format or format_of(source, _dialect(given)) or "jsonl"
     return {"lines": "tsv", "parquet": "jsonl"}.get(found, found)
@@ -316,7 +316,7 @@ def _add_service(parser: argparse.ArgumentParser, url: str | None, key: str | No
 
 def _common() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    _add_service(common, argparse.SUPPRESS, argparse.SUPPRESS)  # they may also stand before the task
+    _add_service(common, argparse.SUPPRESS, argparse.SUPPRESS)  # these options may also stand before the task
     common.add_argument("--json", action="store_true", help="print JSON, one answer per line")
     common.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="seconds for one request [60]")

@@ -1,4 +1,4 @@
-"""What `bert` writes: rows as CSV, TSV or JSON lines, in a file to which a later run of the same command adds."""
+"""The output of `bert`: rows as CSV, TSV or JSON lines. A later run of the same command adds to the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMATS = ("csv", "tsv", "jsonl")
 RevisedLine = Callable[[dict[str, Any]], str | None]
 """Makes the new line of a row from its cells, or None to keep the old one."""
 SAVE_SECONDS = 2.0
-"""A job that is killed loses the answers of this time at most, also while it waits for the service."""
+"""Maximum time whose answers a killed job loses, also while it waits for the service."""
 SAVE_CHARACTERS = 2**20
 """Lines with more characters are saved at once, to bound memory."""
 
@@ -36,16 +36,16 @@ OVERWRITE_ADVICE = "give --overwrite to begin again"
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _ERRORS = "backslashreplace"
-"""A lone surrogate, which JSON can have and UTF-8 cannot, is written as JSON's escape."""
+"""Writes a lone surrogate as JSON's escape: JSON can have it, UTF-8 cannot."""
 
 
 def printable(text: str) -> str:
-    """With control characters as escapes of JSON: a service could send those of the terminal."""
+    """The text with control characters as JSON's escapes, because a service could send those of the terminal."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def use_utf_8() -> None:
-    """Write standard output in UTF-8, in a locale of another encoding too. Raises OSError: it is closed."""
+    """Write standard output in UTF-8, whatever the locale's encoding. Raises OSError if it is closed."""
     if sys.stdout is None:
         raise OSError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -53,7 +53,7 @@ def use_utf_8() -> None:
 
 
 def has_output_suffix(name: str) -> bool:
-    """Whether a file name tells a format that can be written."""
+    """Whether a file name has the suffix of a format that can be written."""
     known = format_of(name) in (*FORMATS, "lines")
     return known and not name.lower().endswith(tuple(set(COMPRESSION_SUFFIXES) - {".gz"}))
 
@@ -62,13 +62,13 @@ class RowWriter:
     """Turns rows into lines of text.
 
     Args:
-        delimiter: Of a CSV or TSV file; None for JSON lines.
-        columns: Of a CSV or TSV file. Other columns of its rows are left out.
+        delimiter: Delimiter of a CSV or TSV file; None for JSON lines.
+        columns: Columns of a CSV or TSV file. Other columns of its rows are left out.
     """
 
     def __init__(self, delimiter: str | None, columns: Sequence[str]) -> None:
         self.left_out: set[str] = set()
-        """Columns that were left out."""
+        """Names of columns that were left out."""
         self._is_json = delimiter is None
         self._columns = columns
         self._line = ""
@@ -86,7 +86,7 @@ class RowWriter:
         return self._encode([_cell(cells.get(name)) for name in self._columns])
 
     def note_left_out(self, cells: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Remember which columns of a row are left out. Returns its cells."""
+        """Remember the columns of a row that are left out. Returns its cells."""
         if not self._is_json:
             self.left_out |= cells.keys() - set(self._columns)
         return cells
@@ -96,13 +96,13 @@ class RowWriter:
         return self._line
 
     def write(self, line: str) -> None:
-        """Called by `csv.writer`. Its rows end in CR LF, because only then it quotes a cell that holds a bare CR, which
+        """Called by `csv.writer`. Its rows end in CR LF: only then does it quote a cell that holds a bare CR, which
         readers take for the end of a row."""
         self._line = line.removesuffix("\r\n") + "\n"
 
 
 def written_rows(lines: Iterable[str], delimiter: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows that a `RowWriter` has written, each as it is in the file and as cells. A header has no cells."""
+    """The rows that a `RowWriter` has written, each as its text in the file and as cells. A header has no cells."""
     if delimiter is None:
         for line in lines:
             yield line, json.loads(line)
@@ -126,7 +126,7 @@ def _cell(value: Any) -> Any:
 
 
 def _json(value: Any) -> str:
-    """JSON. It has no infinity and no NaN, which Parquet has: they become null."""
+    """JSON. Infinity and NaN, which Parquet has and JSON has not, become null."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError:
@@ -142,11 +142,11 @@ def _finite(value: Any) -> Any:
 
 
 class StalePartialFileError(TableError):
-    """The job cannot go on with the partial file."""
+    """The job cannot continue with the partial file."""
 
 
 class Stream:
-    """Standard output, a device or a named pipe: no later run adds to its rows."""
+    """Standard output, a device or a named pipe, to which no later run adds."""
 
     def __init__(self, stream: TextIO) -> None:
         self.rows = self.failed = 0
@@ -171,22 +171,21 @@ class Stream:
         self._stream.flush()
 
     def revise(self, delimiter: str | None, marker: str, revised_line: RevisedLine) -> None:
-        """Do nothing: what is written cannot be changed."""
+        """Do nothing, because written lines cannot be changed."""
 
 
 class PartialFile:
-    """Lines that a thread saves every few seconds, with a note beside them: how many there are, and a hash of their
-    inputs.
+    """Lines that a thread saves every few seconds. A note beside them has their number and a hash of their inputs.
 
-    Lines are on the disk before the note that counts them, and the next run cuts off the lines that the note does not
+    Lines are on the disk before the note that counts them, and the next run cuts off lines that the note does not
     count. So a kill at any moment leaves whole rows.
 
     Args:
-        options: Those of the command; with others it does not add to the file.
+        options: Options of the command; with others, it does not add to the file.
         resume: Whether to add to the rows of an earlier run, or to replace them.
 
     Raises:
-        StalePartialFileError: the file or its note is damaged, or of a command with other options.
+        StalePartialFileError: the file or its note is damaged, or belongs to a command with other options.
     """
 
     def __init__(
@@ -197,7 +196,7 @@ class PartialFile:
         self._new_note = path.with_name(f"{path.name}.json.new")
         self._revised = path.with_name(f"{path.name}.revised")
         self.complete = path
-        """The file with the rows, once all are written."""
+        """The file that gets the rows once all are written."""
         self._is_compressed = path.name.lower().endswith(".gz.partial")
         self._stderr = stderr
         note = {"options": json.loads(json.dumps(options)), "rows": 0, "failed": 0, "bytes": 0}
@@ -211,9 +210,9 @@ class PartialFile:
         self._was_begun = False
         self._saver = threading.Thread(target=self._save_repeatedly, daemon=True)
         self.rows: int = note["rows"]
-        """Rows in the file, of earlier runs."""
+        """Number of rows in the file, from earlier runs."""
         self.failed: int = note["failed"]
-        """How many of them have an error."""
+        """Number of these rows that have an error."""
 
     def _read_note(self, expected: dict[str, Any]) -> dict[str, Any]:
         file = note_path(self._path)
@@ -240,15 +239,14 @@ class PartialFile:
     def begin(
         self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]], model: Model | None = None
     ) -> None:
-        """Write the header. If an earlier run has written rows, take as many inputs from the iterator instead.
+        """Write the header. If an earlier run has written rows, skip their inputs in the iterator instead.
 
         Args:
             added: The columns of the answers.
-            model: The one that answers, if it is known.
+            model: The model that answers, if known.
 
         Raises:
-            StalePartialFileError: these are not the inputs that the earlier run has answered, or it has written other
-                columns, or had another model.
+            StalePartialFileError: the earlier run had other inputs, columns or another model.
         """
         note, inputs_hash = self._state.note, self._state.inputs_hash
         self._check_model(note, model)
@@ -264,7 +262,7 @@ class PartialFile:
             raise StalePartialFileError(
                 f"{self._path}: its {self.rows:,} rows are not those that the input begins with"
             )
-        if not self.rows:  # a kill from here on leaves a file that is known to be of this command
+        if not self.rows:  # after this, a killed job leaves a file that is known to be of this command
             self._write_note(note)
         self._was_begun = True
         self._saver.start()
@@ -289,15 +287,15 @@ class PartialFile:
                 self._save()
 
     def flush(self) -> None:
-        """Do nothing: a thread saves the lines."""
+        """Do nothing, because a thread saves the lines."""
 
     def revise(self, delimiter: str | None, marker: str, revised_line: RevisedLine) -> None:
-        """Replace lines that hold a marker, when all are added.
+        """Replace lines that hold a marker, after all lines are added.
 
-        The new lines are in another file than those before, so an interrupt loses the new ones only.
+        The new lines are in another file, so an interrupt loses only these.
 
         Args:
-            delimiter: That of the `RowWriter`.
+            delimiter: Delimiter of the `RowWriter`.
         """
         self.close()
         with self._open_text(self._path, "rt") as file:
@@ -312,18 +310,18 @@ class PartialFile:
         self.complete = self._revised
 
     def close(self) -> None:
-        """Write all lines that wait, and the header if there are none."""
+        """Write all waiting lines, and the header if there are none."""
         self._end_saver()
         self._save(last=True)
 
     def keep(self) -> None:
-        """After an error or an interrupt, keep the rows that are answered. Without any, delete the file."""
+        """Keep the answered rows after an error or an interrupt. If there are none, delete the file."""
         self._end_saver()
         self._revised.unlink(missing_ok=True)
         with suppress(OSError):
             self._save()
         if rows := self._state.note["rows"]:
-            if self._was_begun:  # else they are of another input, as the error says
+            if self._was_begun:  # otherwise they belong to another input, as the error says
                 self._stderr.write(f"{rows:,} rows are kept in {self._path}; the same command goes on after them\n")
             return
         for file in (self._path, note_path(self._path), self._new_note):
@@ -353,7 +351,7 @@ class PartialFile:
                 self._save()
 
     def _save(self, *, last: bool = False) -> None:
-        """Write the lines that wait, then the note."""
+        """Write the waiting lines, then the note."""
         note, inputs_hash, waiting = self._state.note, self._state.inputs_hash.copy(), self._state.waiting
         if not waiting and not last:
             return
@@ -390,11 +388,11 @@ class PartialFile:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The last save, and what came after it."""
+    """The last save, and the lines added after it."""
 
     note: dict[str, Any]
     inputs_hash: hashlib.blake2b
-    """Of the inputs whose lines are saved."""
+    """Hash of the inputs whose lines are saved."""
     waiting: list[tuple[Mapping[str, Any], str, bool]] = field(default_factory=list)
     """Inputs, their lines, and whether they failed."""
 
@@ -415,15 +413,15 @@ def open_output(
     """Open standard output (`-`), a device or pipe, or a file.
 
     A file gets its name when it is complete. Until then it is `NAME.partial`, with a note in `NAME.partial.json`, and a
-    job with the same options goes on after its last row.
+    job with the same options continues after its last row.
 
     Args:
-        overwrite: Replace the file, if there is one that is not empty.
-        resume: Whether to go on with the partial file, or to replace it.
+        overwrite: Whether to replace an existing file that is not empty.
+        resume: Whether to continue the partial file, or to replace it.
 
     Raises:
         TableError: the file exists, or another process writes it.
-        StalePartialFileError: the job cannot go on with the partial file.
+        StalePartialFileError: the job cannot continue with the partial file.
     """
     if name in ("-", "/dev/stdout"):
         use_utf_8()
@@ -462,7 +460,7 @@ def _flush(file: BinaryIO) -> None:
 def _lock(file: BinaryIO, partial: Path, stderr: TextIO) -> None:
     """Raise TableError if another process has the file open."""
     if sys.platform == "win32":
-        return  # it has no such locks
+        return  # this system has no such locks
     import fcntl
 
     try:

@@ -1,4 +1,4 @@
-"""How far a long job is: a counter on a terminal, and a summary at the end."""
+"""The progress of a long job: a counter on a terminal, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TextIO
 from bert_client.command.output import printable
 
 SHOWN_ERRORS = 3
-"""Kinds of errors in the summary, the most frequent ones."""
+"""Number of kinds of errors in the summary, the most frequent first."""
 _MAX_KINDS = 1000
 _MAX_CHARACTERS = 300
-"""These two bound the memory for errors that hold a part of their row."""
+"""This and the number of kinds bound the memory for errors that quote their row."""
 
 
 class Progress:
-    """Counts rows, and shows on a terminal how many there are and which share of the file has been read.
+    """Counts rows, and shows their number and the share of the file that has been read on a terminal.
 
     Args:
         every: Seconds between two updates.
@@ -59,9 +59,9 @@ class Progress:
             self._stream.flush()
 
     def count_errors(self, error: str, rows: int) -> None:
-        """Add rows to those with an error; with a negative number, rows that have an answer now.
+        """Add to the number of rows with an error. A negative number is of rows that now have an answer.
 
-        Errors that differ in numbers only are of the same kind.
+        Errors that differ only in numbers are of the same kind.
         """
         self.failed += rows
         kind = re.sub(r"\d+", "0", error)[:_MAX_CHARACTERS]
@@ -80,7 +80,7 @@ class Progress:
         self._stream.write("\n" * self._visible)
 
     def summarize(self) -> None:
-        """Write what the job did, and the most frequent errors."""
+        """Write the numbers of the job, and the most frequent errors."""
         speed = (self.rows - self._earlier_rows) / max(time.monotonic() - self._start, 1e-6)
         self._stream.write(f"{self.rows:,} rows, {self.failed:,} with an error, {speed:,.0f} rows/s\n")
         for kind, count in (+self._errors).most_common(SHOWN_ERRORS):

@@ -1,1 +1,2 @@
-"""The HTTP clients: `client` and `async_client`. What they send and when is in `exchange`, without a network."""
+"""The HTTP clients: `client` and `async_client`. `exchange` decides about requests and their times without a
+network."""

@@ -1,4 +1,4 @@
-"""The client for asyncio. `client` is its twin; what both do is in `base`, `calls` and `exchange`."""
+"""The client for asyncio. Its twin is `client`; the common parts are in `base`, `calls` and `exchange`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Inputs = Iterable[T] | AsyncIterable[T]
 
 
 class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awaitable[object]]]):
-    """`BertClient` for asyncio: the same methods, to be awaited; inputs may also be an async iterable.
+    """`BertClient` for asyncio, with the same methods as coroutines. Inputs may also be an async iterable.
 
     It may be used in several event loops, one after the other, and opens connections in each.
     """
@@ -96,7 +96,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         return self._stream(calls.sentiment(**options), inputs)
 
     classify, classify_stream = sentiment, sentiment_stream
-    """The same for labels of any kind, such as topics."""
+    """Methods for labels of any kind, such as topics."""
 
     async def model(self, task: str) -> Model | None:
         """The model that answers a task, such as `fill-mask`; None if the service does not tell."""
@@ -157,7 +157,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
             return error
 
     def _http(self) -> httpx.AsyncClient:
-        """The connections of this event loop, since they cannot be used in another."""
+        """The connections of this event loop, because they cannot be used in another."""
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
             for closed in [other for other in list(self._connections) if other.is_closed()]:
@@ -170,7 +170,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
 
 
 async def _until_error(inputs: Inputs[Any], errors: list[Exception]) -> AsyncIterator[Any]:
-    """The inputs, then `FLUSH`. An error of a generator ends them, and is kept until those before it are answered."""
+    """The inputs, then `FLUSH`. An error of a generator ends them, and is kept until earlier inputs are answered."""
     try:
         if isinstance(inputs, AsyncIterable):
             async for given in inputs:

@@ -1,4 +1,4 @@
-"""What `BertClient` and `AsyncBertClient` share: their options, and how they connect."""
+"""The common base of `BertClient` and `AsyncBertClient`: options and connections."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bert_client.http.retry import RetryPolicy
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 MAX_TIMEOUT = 1_000_000.0
-"""Seconds. Sockets and the service's header take little more."""
+"""Maximum timeout in seconds, close to the limits of sockets and of the service's header."""
 READ_GRACE = 2.0
-"""Seconds that a connection waits beyond the timeout, so that the service can answer that it has passed (504)."""
+"""Seconds that a connection waits beyond the timeout, so that the service can respond with 504."""
 
 Transport = TypeVar("Transport", httpx.BaseTransport, httpx.AsyncBaseTransport)
 Sleep = TypeVar("Sleep")
@@ -34,15 +34,15 @@ class BaseClient(Generic[Transport, Sleep]):
         base_url: Address of the service, `http://` or `https://`. A proxy is used if the environment names one, but
             never for a loopback address.
         api_key: Sent as `Authorization: Bearer …`.
-        timeout: Seconds for one request. The service is told of it. The client gives up after so many seconds
-            without a byte, so an answer that arrives slowly may take longer.
+        timeout: Seconds for one request, which the service is told. The client gives up after as much time without a
+            byte, so a response that arrives slowly may take longer.
         concurrency: Requests that are sent at once for one list or stream.
-        retry: For how long requests are repeated that were refused or failed.
-        transport: Replaces httpx's own, for tests. After a fork it is shared with the parent.
+        retry: How long requests that were refused or failed are repeated.
+        transport: Replaces httpx's transport, for tests. After a fork it is shared with the parent.
         sleep: Replaces the waiting between attempts.
 
     Raises:
-        ValueError: no request can be sent with these options; the message says what to give.
+        ValueError: no request can be sent with these options; the message has the remedy.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class BaseClient(Generic[Transport, Sleep]):
             "base_url": url,
             "auth": auth,
             "headers": _authorization(api_key),
-            "timeout": httpx.Timeout(timeout, read=timeout + READ_GRACE, pool=None),  # calls may wait for each other
+            "timeout": httpx.Timeout(timeout, read=timeout + READ_GRACE, pool=None),  # calls may wait for a connection
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options. A process that unpickles the client opens connections of its own."""
-        exchange = replace(self._exchange, info=None)  # its end is a time of this machine's clock
+        """The options. A process that unpickles the client opens new connections."""
+        exchange = replace(self._exchange, info=None)  # its expiry is a time of this machine's clock
         return {**self.__dict__, "_connections": {}, "_exchange": exchange}
 
     def _connect(self, client: Callable[..., Http], transport: Callable[..., Transport]) -> Http:
-        """New connections.
+        """Open new connections.
 
         Raises:
-            ConnectionFailedError: a variable of the environment cannot be used.
+            ConnectionFailedError: an environment variable cannot be used.
         """
         url = self._http_options["base_url"]
         try:
@@ -99,7 +99,7 @@ class BaseClient(Generic[Transport, Sleep]):
         except OSError as error:  # files that the environment names cannot be read or written
             raise ConnectionFailedError(f"{url}: {tls_fault(error)}") from error
         except (ImportError, ValueError, httpx.InvalidURL) as error:
-            if not self._proxy:  # such as an import while the interpreter shuts down
+            if not self._proxy:  # for example an import while the interpreter shuts down
                 raise ConnectionFailedError(f"{url}: no connection can be opened: {error}") from error
             raise ConnectionFailedError(f"{url}: the proxy in {self._proxy[0]} cannot be used: {error}") from error
         return client(transport=chosen, **self._http_options)
@@ -110,7 +110,7 @@ def _jitter() -> float:
 
 
 def without_userinfo(url: str) -> str:
-    """The address for messages: without a name and password before the host."""
+    """The address for messages, without a name and password before the host."""
     return re.sub(r"^([a-z]+:/*)?.*@", r"\1", url, flags=re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""Requests and answers as JSON, and how many inputs one request carries. Nothing here uses the network."""
+"""Requests and responses as JSON, and the number of inputs in one request. Nothing here uses the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bert_client.wire import Limits
 
 
 class PairDict(TypedDict):
-    """A pair as the service's JSON has it."""
+    """A pair as in the service's JSON."""
 
     text: str
     text_pair: str
@@ -24,12 +24,12 @@ class PairDict(TypedDict):
 
 Pair = tuple[str, str] | PairDict
 PairInList = Pair | list[str] | Mapping[str, str]
-"""By itself, a list would be several inputs."""
+"""A pair within a list. By itself, a list would be several inputs."""
 Input = str | Pair
 InputInList = str | PairInList
 FLUSH = object()
-"""Among the inputs of a stream, it is not an input: all inputs before it are sent, and answered before the stream takes
-the next one. A stream ends with it."""
+"""A marker in a stream, not an input: all inputs before it are sent, and answered before the stream takes the next one.
+A stream ends with it."""
 MaskOutcome = FillMaskResult | ProblemError
 LabelOutcome = LabelResult | ProblemError
 
@@ -38,9 +38,9 @@ class Options(TypedDict, total=False):
     """Keyword arguments of every task."""
 
     truncate: bool
-    """Cut an input that is longer than the model's limit, instead of refusing it."""
+    """Whether to cut an input that is longer than the model's limit, instead of refusing it."""
     request_id: str | None
-    """Sent as `X-Request-ID` with every request of this call."""
+    """Id that is sent as `X-Request-ID` with every request of this call."""
 
 
 class SentimentOptions(Options, total=False):
@@ -56,7 +56,7 @@ class FillMaskOptions(Options, total=False):
     top_k: int | None
     """Predictions per mask; default: 5, or all of `targets`."""
     targets: Iterable[str] | None
-    """Score these words only."""
+    """The only words to score."""
 
 
 Result_co = TypeVar("Result_co", covariant=True)
@@ -66,7 +66,7 @@ Encoded = bytes | InvalidInputError
 _ENVELOPE_BYTES = 64
 """JSON around the inputs and parameters of a body."""
 _BYTES_PER_TOKEN = 4
-"""An estimate; English text has more."""
+"""A low estimate; English text has more."""
 _SPECIAL_TOKENS = 3
 
 
@@ -77,7 +77,7 @@ class Call(Generic[Result_co]):
     path: str
     parameters: bytes
     read: Callable[[Any, str], Result_co]
-    """Makes a result of its JSON and the model's name."""
+    """Makes a result from its JSON and the model's name."""
     request_id: str | None = None
     takes_pairs: bool = True
 
@@ -90,13 +90,13 @@ class Call(Generic[Result_co]):
         return b'{"inputs":[%s],"parameters":%s}' % (b",".join(inputs), self.parameters)
 
     def results(self, response: httpx.Response, count: int) -> list[Result_co]:
-        """The results of an answer.
+        """The results in a response.
 
         Args:
-            count: Inputs of the request.
+            count: Number of inputs of the request.
 
         Raises:
-            UnexpectedAnswerError: the answer does not have the form of this service's, or not `count` results.
+            UnexpectedAnswerError: the response has not the form of this service's, or not `count` results.
         """
         try:
             body = response.json()
@@ -142,7 +142,7 @@ def _parameters(**given: object) -> bytes:
 
 
 def _to_json(value: object) -> bytes:
-    """JSON in UTF-8. A lone surrogate, such as "\\ud83d", is for the service to refuse."""
+    """JSON in UTF-8. A lone surrogate, such as "\\ud83d", is left to the service to refuse."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
@@ -168,7 +168,8 @@ def check_inputs(inputs: Any) -> None:
     """Refuse an iterable whose items are not its texts.
 
     Raises:
-        TypeError: a string gives its characters, a dict its keys, and a data frame its columns' names.
+        TypeError: the items of a string are characters, those of a dict its keys, those of a data frame its columns'
+            names.
     """
     if isinstance(inputs, str | bytes | Mapping) or hasattr(inputs, "columns"):
         raise TypeError(f"inputs is a {type(inputs).__name__}: give a list, a column or another iterable of texts")
@@ -204,16 +205,19 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may carry."""
+    """Limits of one request."""
 
     inputs: int
     body_bytes: int
     tokens: int
-    """Estimated. Small enough that the service is fair to other callers and answers long before its deadline."""
+    """Estimated tokens. Small enough that the service is fair to other callers and responds long before its
+    deadline."""
 
     @classmethod
     def of(cls, limits: Limits) -> RequestLimits:
-        """Two batches keep the device busy while the next request is on its way. A quarter of the queue's limit never
+        """Derive the limits of requests from those of the service.
+
+        Two batches keep the device busy while the next request is on its way. A quarter of the queue's limit never
         overflows the queue, even if every byte is a token.
         """
         tokens = min(2 * limits.max_batch_tokens, limits.max_queue_tokens // _BYTES_PER_TOKEN)
@@ -221,22 +225,22 @@ class RequestLimits:
 
 
 CAUTIOUS_LIMITS = RequestLimits(inputs=32, body_bytes=64 * 1024, tokens=4096)
-"""For a service that does not tell its limits."""
+"""Limits for a service that does not tell its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceInfo:
-    """What `/info` tells."""
+    """The contents of `/info`."""
 
     limits: RequestLimits
     is_ready: bool
-    """Before, the service has not measured its speed."""
+    """Whether the service is ready. Before, it has not measured its speed."""
     models: Mapping[str, Model]
-    """By task; empty while they are loaded."""
+    """Models by task; empty while they are loaded."""
 
 
 HIDDEN_INFO = ServiceInfo(CAUTIOUS_LIMITS, is_ready=True, models={})
-"""For a service whose `/info` a proxy hides."""
+"""Assumed for a service whose `/info` is hidden by a proxy."""
 
 
 class Chunker:
@@ -253,7 +257,7 @@ class Chunker:
         self._tokens = 0
 
     def push(self, given: Encoded, limits: RequestLimits) -> Iterator[Chunk]:
-        """Add an input. Yields the chunk before it, if the input does not fit into that."""
+        """Add an input. Yields the chunk before it, if the input does not fit into that chunk."""
         size = len(given) + 1 if isinstance(given, bytes) else 0
         tokens = size // _BYTES_PER_TOKEN + _SPECIAL_TOKENS
         if (
@@ -274,14 +278,14 @@ class Chunker:
             self._begin()
 
 
-# --- answers ------------------------------------------------------------------------------------
+# --- responses ----------------------------------------------------------------------------------
 
 
 def read_info(response: httpx.Response) -> ServiceInfo:
-    """What an answer of `/info` tells.
+    """Read a response of `/info`.
 
     Raises:
-        UnexpectedAnswerError: the answer does not have the form of this service's.
+        UnexpectedAnswerError: the response has not the form of this service's.
     """
     try:
         info = response.json()

@@ -1,4 +1,4 @@
-"""The client for ordinary code. `async_client` is its twin; what both do is in `base`, `calls` and `exchange`."""
+"""The synchronous client. Its twin is `async_client`; the common parts are in `base`, `calls` and `exchange`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
 
     One input, a string or a tuple of two strings, gives one result. Any other iterable of inputs (a list, a generator,
     a pandas Series, a numpy array) gives a list of results in the same order; a pair in it may also be a list of two
-    strings. A long list travels in several requests, `concurrency` of them at once, each as large as the service
-    allows. The `_stream` methods do the same in bounded memory, and go on after an input that has no answer: its
-    `ProblemError` stands in place of its result.
+    strings. A long list is sent in several requests, `concurrency` of them at once, each as large as the service
+    allows. The `_stream` methods do the same in bounded memory, and continue after an input that has no answer: they
+    yield its `ProblemError` in place of a result.
 
     The methods raise the errors of `bert_client.errors`. An input that is neither a string nor a pair of strings, such
     as None or NaN, is an `InvalidInputError`.
@@ -100,7 +100,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         return self._stream(calls.sentiment(**options), inputs)
 
     classify, classify_stream = sentiment, sentiment_stream
-    """The same for labels of any kind, such as topics."""
+    """Methods for labels of any kind, such as topics."""
 
     def model(self, task: str) -> Model | None:
         """The model that answers a task, such as `fill-mask`; None if the service does not tell."""
@@ -139,7 +139,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
                 yield from chunker.push(calls.encode(given), self._run(self._exchange.request_limits()))
 
     def _run_in_thread(self, flow: Flow[T], ended: threading.Event) -> Future[T]:
-        """Run a flow in a thread for which a program that ends does not wait."""
+        """Run a flow in a thread that does not keep the program from ending."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -152,7 +152,8 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         return future
 
     def _run(self, flow: Flow[T], ended: threading.Event | None = None) -> T:
-        """Perform the steps of a flow. Raises CancelledError once `ended` is set: its result is no longer wanted."""
+        """Perform the steps of a flow. Raises CancelledError once `ended` is set, because its result is no longer
+        wanted."""
         outcome: Outcome = None
         while True:
             try:
@@ -173,7 +174,8 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
             return error
 
     def _http(self) -> httpx.Client:
-        """The connections of this process: on those of its parent, a forked process would read the parent's answers."""
+        """The connections of this process: a forked process would read its parent's responses on the parent's
+        connections."""
         process = os.getpid()
         if process not in self._connections:
             self._connections.setdefault(process, self._connect(httpx.Client, httpx.HTTPTransport))
@@ -184,7 +186,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
 
 
 def _until_error(inputs: Iterable[Any], errors: list[Exception]) -> Iterator[Any]:
-    """The inputs, then `FLUSH`. An error of a generator ends them, and is kept until those before it are answered."""
+    """The inputs, then `FLUSH`. An error of a generator ends them, and is kept until earlier inputs are answered."""
     try:
         for given in inputs:  # noqa: UP028 (`yield from` would close the caller's file when the stream is left)
             yield given

@@ -1,4 +1,4 @@
-"""What the environment names: a proxy, and files with certificates."""
+"""Settings of the environment: a proxy, and files with certificates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import httpx
 def find_proxy(url: httpx.URL) -> tuple[str, str] | None:
     """The variable that names a proxy for this address, and the proxy's URL.
 
-    Loopback addresses and hosts that `NO_PROXY` names have none.
+    Loopback addresses and hosts in `NO_PROXY` have none.
 
-    httpx reads the same variables, but it also fails because of one that is not for this address.
+    httpx reads the same variables, but also fails because of one that is for other addresses.
     """
     proxies = urllib.request.getproxies()
     scheme = next((scheme for scheme in (url.scheme, "all") if proxies.get(scheme)), None)
@@ -32,7 +32,7 @@ _CERTIFICATES = {
     "SSL_CERT_FILE": "a readable file of PEM certificates",
     "SSL_CERT_DIR": "a directory of PEM certificates, prepared by `openssl rehash`",
 }
-"""Variables that name the trusted certificates, in httpx's order of precedence, and what they should name."""
+"""Variables that name the trusted certificates, in httpx's order of precedence, and their expected values."""
 
 
 def trusted_certificates() -> tuple[str, str] | None:
@@ -41,7 +41,7 @@ def trusted_certificates() -> tuple[str, str] | None:
 
 
 def check_certificates() -> None:
-    """Raise OSError if `SSL_CERT_DIR` names the trusted certificates and has none: OpenSSL ignores what is missing."""
+    """Raise OSError if `SSL_CERT_DIR` names the trusted certificates and is empty or missing: OpenSSL ignores that."""
     variable, value = trusted_certificates() or ("", "")
     if variable == "SSL_CERT_DIR" and not any(any(Path(path).glob("*")) for path in value.split(os.pathsep)):
         next(Path(value).iterdir(), None)  # raises the reason, unless the directory is empty
@@ -49,7 +49,7 @@ def check_certificates() -> None:
 
 
 def tls_fault(error: OSError) -> str:
-    """Which file of the environment cannot be used for TLS, why, and what to do."""
+    """A message with the file of the environment that cannot be used for TLS, the reason and the remedy."""
     key_log = os.environ.get("SSLKEYLOGFILE")
     if key_log and error.filename == key_log:
         return f"SSLKEYLOGFILE={key_log} cannot be written ({error.strerror}); name another file, or unset it"

@@ -1,7 +1,7 @@
-"""The conversation with the service, without a network: what to send, when to wait, how to read the answer.
+"""The conversation with the service, without a network: which requests to send, when to wait, how to read responses.
 
-A flow is a generator that yields steps and receives their outcomes. So the retries, and the search for the inputs that
-make a request fail, are written and tested once; `BertClient` and `AsyncBertClient` only perform the steps.
+A flow is a generator that yields steps and receives their outcomes. So the retries, and the search for inputs that make
+a request fail, are written and tested once; `BertClient` and `AsyncBertClient` only perform the steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bert_client.wire import FieldProblem
 
 T = TypeVar("T")
 Read = Callable[[httpx.Response], T]
-"""Reads an answer with status 200. Raises UnexpectedAnswerError if it is not the service's."""
+"""Reads a response with status 200. Raises UnexpectedAnswerError if it is not the service's."""
 
 _ERRORS: dict[int, type[ProblemError]] = {
     401: errors.UnauthorizedError,
@@ -35,20 +35,20 @@ _ERRORS: dict[int, type[ProblemError]] = {
     504: errors.DeadlineExceededError,
 }
 _STATUSES_OF_AN_INPUT = frozenset({400, 413, 504})
-"""One input may be the reason of the service's problem: it cannot be read, is too large, or takes too long."""
+"""Statuses that one input may cause: it cannot be read, is too large, or takes too long."""
 _INFO = "/info"
 _FOREIGN_CODES = ("no_problem_document", "unexpected_answer")
-"""Codes of answers that are not the service's, but of a gateway, proxy or firewall, or of another service."""
+"""Codes of foreign responses: of a gateway, proxy or firewall, or of another service."""
 _FOREIGN_ATTEMPTS = 3
-"""After this many foreign answers, the inputs of the request may be the reason."""
+"""Number of foreign responses after which the inputs of the request may be the cause."""
 _SLOW_SECONDS = 5.0
-"""A foreign answer after this time may mean that the service takes too long for the inputs of the request."""
+"""A foreign response after this time may mean that the service takes too long for the inputs of the request."""
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
-"""In OpenSSL's messages, if the answer is not TLS."""
+"""Parts of OpenSSL's messages if the response is not TLS."""
 _INFO_SECONDS = {True: 60.0, False: 1.0}
-"""Seconds until the service is asked for `/info` again, by whether it is ready. Another service may answer at its
-address by then."""
+"""Seconds until the service is asked for `/info` again, by whether it is ready. By then another service may be at its
+address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Send:
     body: bytes | None = None
     request_id: str | None = None
     max_foreign_answers: int = _FOREIGN_ATTEMPTS
-    """After this many, its inputs may be the reason."""
+    """Number of foreign responses after which its inputs may be the cause."""
     is_divisible: bool = False
     """Whether it has several inputs."""
 
@@ -76,18 +76,18 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait. The outcome is None."""
+    """Wait for some seconds. The outcome is None."""
 
     seconds: float
 
 
 @dataclass(slots=True)
 class FailureCounter:
-    """Counts the inputs in a row that got no answer from the service, over all requests of a list or stream. A request
-    that ended the inference process counts as one."""
+    """Counts consecutive inputs without an answer from the service, over all requests of a list or stream. A request
+    that ended the inference process counts as one input."""
 
     limit: int = 20
-    """So many are not the fault of the inputs: the error is raised."""
+    """Number of failures that cannot be the fault of the inputs, so the error is raised."""
     count: int = 0
 
 
@@ -101,23 +101,23 @@ class Exchange:
 
     policy: RetryPolicy
     clock: Callable[[], float]
-    """Seconds, as `time.monotonic` gives them."""
+    """Time in seconds, such as `time.monotonic`."""
     random: Callable[[], float]
-    """A number in [0, 1)."""
+    """A random number in [0, 1)."""
     base_url: str = ""
-    """For messages."""
+    """Address for messages."""
     proxy_variable: str | None = None
-    """The variable of the environment that names the proxy in use, for messages."""
+    """The environment variable that names the proxy in use, for messages."""
 
     info: ServiceInfo | None = None
-    """What the service tells; None until it was asked, and if the limits may have changed."""
+    """Contents of `/info`; None before the first request for it, and when the limits may have changed."""
     is_known: bool = False
-    """Whether some answer was the service's."""
+    """Whether at least one response was the service's."""
     info_end: float = 0.0
-    """When the service is asked again: a time of the clock."""
+    """Time of the clock at which `/info` is read again."""
 
     def request_limits(self) -> Flow[RequestLimits]:
-        """How much one request may carry now."""
+        """The present limits of one request."""
         info = yield from self._service_info()
         return info.limits
 
@@ -144,17 +144,18 @@ class Exchange:
         return info
 
     def answer_one(self, call: Call[T], given: object) -> Flow[T]:
-        """Ask for the result of an input that is not in a list. Raises what `answer` raises, and its error."""
+        """Ask for the result of an input that is not in a list. Raises the input's error, and the errors of
+        `answer`."""
         (outcome,) = yield from self.answer(call, Chunk(0, [encode(given)]), FailureCounter(limit=1))
         return result_or_raise(outcome.at(None) if isinstance(outcome, ProblemError) else outcome)
 
     def answer(self, call: Call[T], chunk: Chunk, failures: FailureCounter) -> Flow[list[T | ProblemError]]:
-        """Ask for the results of a chunk. Returns one per input, in order; its error for an input that has none.
+        """Ask for the results of a chunk. Returns one per input, in order; an input without an answer has its error.
 
         Raises:
-            ProblemError: the reason is not a single input.
-            ConnectionFailedError: the service gave no answer.
-            UnexpectedAnswerError: the answers are not those of this service.
+            ProblemError: the cause is not a single input.
+            ConnectionFailedError: the service did not respond.
+            UnexpectedAnswerError: the responses are not this service's.
         """
         start = last_answer = self.clock()
         outcomes: dict[int, T | ProblemError] = {
@@ -199,17 +200,18 @@ class Exchange:
         return [outcomes[i] for i in range(len(chunk.inputs))]
 
     def _send_with_retries(self, send: Send, read: Read[T], start: float) -> Flow[T | ProblemError]:
-        """Send until there is an answer, or the policy allows no other attempt; `start` is a time of the clock.
+        """Send until there is a result, or the policy allows no other attempt; `start` is a time of the clock.
 
-        A foreign answer is tried again as a busy service is. After a few attempts, the inputs may be its reason if the
-        service answers otherwise, or if it never has.
+        A foreign response is retried like that of a busy service. After a few attempts, the inputs may be its cause if
+        the service answers other requests, or if it never has answered.
 
         Returns:
-            What was read, or the problem whose reason may be the inputs.
+            The result that was read, or the problem that may be caused by the inputs.
 
         Raises:
-            ProblemError: a foreign answer, also to a request without inputs, until the policy allows no other attempt.
-            ConnectionFailedError: the service gave no answer.
+            ProblemError: a foreign response, also to a request without inputs, until the policy allows no other
+                attempt.
+            ConnectionFailedError: the service did not respond.
         """
         attempt = 0
         while True:
@@ -248,9 +250,11 @@ class Exchange:
             return problem
 
     def _answers_otherwise(self, send: Send, problem: ProblemError) -> Flow[bool]:
-        """Whether the service answers a request without inputs. Assumed if a proxy hides `/info`; and as long as no
-        answer was the service's, because a job at a wrong address does not wait. But a gateway says by a status above
-        500 that the service is away."""
+        """Whether the service answers a request without inputs.
+
+        This is assumed if a proxy hides `/info`. It is also assumed until a response was the service's, because a job
+        at a wrong address does not wait. But a gateway's status above 500 means that the service is unavailable.
+        """
         if not self.is_known and problem.status > 500:
             return False
         if send.path == _INFO or not self.is_known or self.info == HIDDEN_INFO:
@@ -278,25 +282,24 @@ def _is_foreign(problem: ProblemError) -> bool:
 
 
 def _raised(error: BertServiceError) -> BaseException:
-    """The error as callers know it: an answer with status 200 that is not the service's is an UnexpectedAnswerError."""
+    """The error to raise. For a response with status 200 that is not the service's, it is an UnexpectedAnswerError."""
     cause = error.__cause__
     return cause if isinstance(cause, UnexpectedAnswerError) else error
 
 
 def result_or_raise(outcome: T | ProblemError) -> T:
-    """Returns a result; raises an error."""
+    """Return a result; raise an error."""
     if isinstance(outcome, ProblemError):
         raise outcome
     return outcome
 
 
 def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, ProblemError], list[list[int]]]:
-    """Errors of the inputs that cannot be answered, by index, and groups of indices in which to ask for the others
-    again.
+    """Errors by index, for inputs that cannot be answered, and groups of indices to ask for again.
 
-    If the service names inputs, these and their equals cannot be answered. If it only says that some input is at
-    fault, the request is halved until that input is alone. A request that ended the inference process is not repeated,
-    because its parts could end it again: all its inputs get the error.
+    If the service names inputs, these and equal inputs cannot be answered. If it only says that some input is at fault,
+    the request is halved until that input is alone. A request that ended the inference process is not repeated, because
+    its parts could end it again: all its inputs get the error.
 
     Raises:
         ProblemError: no input is at fault.
@@ -317,7 +320,7 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
 
 
 def problem_of(response: httpx.Response, note: str = "") -> ProblemError:
-    """The error of an answer. A proxy's page is not a problem document: its error says so, followed by the note."""
+    """The error of a response. A proxy's page is not a problem document; its error says so, followed by the note."""
     error = _ERRORS.get(response.status_code, ProblemError)
     request_id = response.headers.get("x-request-id")
     try:

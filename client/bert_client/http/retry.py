@@ -1,4 +1,4 @@
-"""When to repeat a request. Every request may be repeated, because it changes nothing in the service."""
+"""The rules for repeating requests. Every request may be repeated, because it changes nothing in the service."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from email.utils import parsedate_to_datetime
 import httpx
 
 _BUSY_STATUSES = frozenset({408, 429, 503})
-"""Of the service's own problems: it is busy, loading or draining."""
+"""Statuses of the service while it is busy, loading or draining."""
 _RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
 CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
-"""In OpenSSL's messages. No other attempt would end otherwise."""
+"""Part of OpenSSL's messages after which a retry cannot succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and for how long a request is repeated."""
+    """Number of attempts, and time for which a request is repeated."""
 
     attempts: int = 5
-    """Of one request, the first included."""
+    """Maximum attempts of one request, the first included."""
     deadline: float = 120.0
     """Seconds after the first attempt until which a request is repeated, or halved if it was too slow. The parts of a
-    divided request are repeated until so many seconds after the last answer."""
+    divided request are repeated until this time after the last response."""
     first_pause: float = 0.25
-    """Seconds. Each pause is twice the one before it."""
+    """Seconds of the first pause. Each pause is twice the one before it."""
     longest_pause: float = 10.0
-    """Seconds. `Retry-After` may ask for more."""
+    """Maximum seconds of a pause. `Retry-After` may ask for more."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or min(self.deadline, self.first_pause, self.longest_pause) < 0:
@@ -48,9 +48,9 @@ def pause_before_retry(
     Args:
         attempt: Number of the attempt, from 1.
         elapsed: Seconds since the first attempt.
-        is_ours: Whether a response is the service's own. One of a proxy is always tried again.
-        jitter: In [0, 1). It spreads callers that failed together: from half of the pause to all of it, and after the
-            time that `Retry-After` asks for.
+        is_ours: Whether a response is the service's own. A proxy's response is always retried.
+        jitter: A number in [0, 1), which spreads callers that failed together. The pause is between half and all of its
+            length, and is added to the time that `Retry-After` asks for.
     """
     if attempt >= policy.attempts or not _is_retried(reply, is_ours=is_ours):
         return None
@@ -70,7 +70,7 @@ def retry_after(header: str | None, now: datetime | None = None) -> float:
         then = parsedate_to_datetime(header)
     except (ValueError, OverflowError):
         return 0.0
-    then = then.replace(tzinfo=then.tzinfo or UTC)  # "-0000" makes a naive one
+    then = then.replace(tzinfo=then.tzinfo or UTC)  # "-0000" gives a naive datetime
     return max((then - (now or datetime.now(UTC))).total_seconds(), 0.0)
 
 

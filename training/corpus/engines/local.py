@@ -1,4 +1,4 @@
-"""Shards made on the cores of this machine, in worker processes."""
+"""Makes shards on the cores of this machine, in worker processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.corpus.shards import Shard, ShardInput, make_in_worker, make_shard
 from training.errors import CorpusError
 
 SMALL_CHARACTERS = 1_000_000
-"""Text that is encoded in less time than worker processes take to start."""
+"""Text of fewer characters is encoded in less time than worker processes take to start."""
 
 
 def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path) -> Iterator[tuple[ShardInput, Shard]]:
@@ -33,7 +33,7 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
     first = list(itertools.islice(inputs, 2 * workers))
     characters = sum(len(document.text) for shard_input in first for document in shard_input.documents)
     inputs = itertools.chain(first, inputs)
-    del first  # or its text would stay in memory to the end
+    del first  # otherwise its text would stay in memory to the end
     if workers == 1 or characters < SMALL_CHARACTERS:
         encoder = ShardEncoder(tokenizer)
         yield from ((shard_input, make_shard(encoder, corpus, shard_input)) for shard_input in inputs)

@@ -1,4 +1,4 @@
-"""Shards made by a Ray cluster: the driver reads the text, workers encode it and write to a folder that all share."""
+"""Makes shards on a Ray cluster: the driver reads the text, and workers encode it and write to a shared folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
     """Make shards on all CPUs of the cluster (RAY_ADDRESS, or the one on this machine), in the order of their inputs.
     The inputs come back without their documents.
 
-    Two inputs per CPU are in the cluster at a time, so the object store never spills text to the disk. `corpus` has to
-    be the same folder on all nodes.
+    Two inputs per CPU are in the cluster at a time, so the object store never spills text to disk. `corpus` has to be
+    the same folder on all nodes.
 
     Raises:
-        CorpusError: workers that made one shard died `MAX_RETRIES` + 1 times, or nodes write to folders of their own.
+        CorpusError: workers that made one shard died `MAX_RETRIES` + 1 times, or nodes write to different folders.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(ignore_reinit_error=True, log_to_driver=False)
