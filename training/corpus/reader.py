@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.files import system_remedy
-from model.tokenizer import Tokenizer
-from training.corpus.fingerprint import tokenizer_hash
 from training.corpus.shards import Shard
 from training.errors import CorpusError
 from training.runtime.files import read_json
@@ -128,11 +126,6 @@ class PreparedText:
     def token_counts(self) -> NDArray[np.int64]:
         """(vocab_size,) number of occurrences of each token; reads the whole text."""
         return count_tokens(self.folder, self.shards, self.vocab_size)
-
-    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raise CorpusError if these ids were made with another vocabulary."""
-        if tokenizer_hash(tokenizer) != self.tokenizer_hash:
-            raise CorpusError(f"{self.folder}: made with another tokenizer; run prepare again")
 
 
 def _column(folder: Path, further: Path | None, shards: Sequence[Shard], name: str) -> NDArray[Any] | None:

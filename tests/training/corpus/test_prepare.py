@@ -413,13 +413,6 @@ def test_prepare_on_a_cluster_without_ray_says_what_to_do(root: Path, monkeypatc
 # --- what is refused
 
 
-def test_check_tokenizer_of_another_vocabulary_is_an_error(root: Path) -> None:
-    corpus = PreparedText.open(prepared(recipe(root)) / "train")
-    corpus.check_tokenizer(TOKENIZER)
-    with pytest.raises(CorpusError, match="made with another tokenizer; run prepare again"):
-        corpus.check_tokenizer(CASED)
-
-
 def test_prepared_text_with_a_missing_file_names_it(root: Path) -> None:
     folder = prepared(recipe(root)) / "train"
     (folder / "000001" / "sentences.npy").unlink()
