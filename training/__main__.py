@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import torch
@@ -49,7 +49,7 @@ def _make(command: str) -> Callable[[Pipeline], bool]:
         with distributed() if command in PARALLEL else nullcontext(DistContext()) as dist:
             finished = all(stage.ensure(dist) for stage in pipeline.of(command))
             if finished and command == "finetune" and dist.is_main:
-                pipeline.keep_best()
+                pipeline.link_best()
         return finished
 
     return make
@@ -94,8 +94,12 @@ def _list(pipeline: Pipeline) -> None:
 
 def _clean(pipeline: Pipeline) -> None:
     """Remove the results that the recipe does not need."""
-    for folder in pipeline.unneeded():
-        with run_lock(folder), run_lock(folder / "rank-0"):
+    folders = list(pipeline.unneeded())
+    with ExitStack() as stack:
+        for folder in folders:  # all before the first is removed, because a training reads other folders than its own
+            for place in (folder, *folder.glob("rank-*")):
+                stack.enter_context(run_lock(place))
+        for folder in folders:
             print(f"removing {_megabytes(folder)}  {folder}")
             shutil.rmtree(folder)
     for link in (pipeline.recipe.folder / name for name in LINKS):

@@ -3,7 +3,7 @@
     stage        needs
     tokenizer
     corpus       tokenizer
-    pretrain     corpus
+    pretrain     tokenizer, corpus
     texts
     labelled     texts, tokenizer
     teacher      labelled, pretrain                 one for each fold
@@ -29,7 +29,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.errors import CheckpointError
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.corpus.fingerprint import checkpoint_hash, file_hashes, source_settings, tokenizer_hash
+from training.corpus.fingerprint import checkpoint_hash, file_hashes, raw_text_settings, tokenizer_hash
 from training.corpus.prepare import corpus_settings, prepare, prepare_labelled, text_settings
 from training.corpus.reader import FORMAT, PreparedText
 from training.corpus.texts import write_texts
@@ -85,7 +85,7 @@ class Pipeline:
         if start := self._network("pretrain.start", recipe.pretrain.start):
             settings = {"start": tokenizer_hash(Tokenizer.load(start))}
         else:
-            config, sources = recipe.tokenizer.model_dump(mode="json"), source_settings(recipe.corpus.sources)
+            config, sources = recipe.tokenizer.model_dump(mode="json"), raw_text_settings(recipe.corpus.sources)
             settings = {"tokenizer": config, "sources": sources, "files": self._files(recipe.corpus.sources)}
         make = _always(partial(make_tokenizer, recipe))
         return self._stage("tokenizer", "tokenizer", settings, make, links={"tokenizer": ""})
@@ -172,7 +172,9 @@ class Pipeline:
             return pretrain(recipe, Tokenizer.load(self.tokenizer.folder), self.corpus.folder, folder, dist)
 
         links = {"pretrain": "", "pretrained": "model"}
-        return self._stage("pretrain", "pretrain", settings, make, needs=(self.corpus,), links=links, in_ranks=True)
+        return self._stage(
+            "pretrain", "pretrain", settings, make, needs=(self.tokenizer, self.corpus), links=links, in_ranks=True
+        )
 
     @cached_property
     def start(self) -> Checkpoint | None:
@@ -277,7 +279,7 @@ class Pipeline:
         """The classifier with the best figures on dev. Raises RunError like `results`."""
         return self.seeds[best_seed(list(self.results().values())).seed]
 
-    def keep_best(self) -> None:
+    def link_best(self) -> None:
         """Let the readable paths lead to the best classifier."""
         best = self.best
         link(self.recipe.folder / "finetune", best.folder)
@@ -300,13 +302,17 @@ class Pipeline:
         config = self.recipe.finetune
         return not (config.pretrained and (config.train or not self.recipe.corpus.sources))
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether the recipe trains a classifier."""
+        return bool(self.recipe.finetune.train)
+
     def of(self, command: str) -> list[Stage]:
         """The stages that a command makes, in order."""
-        has_labels = bool(self.recipe.finetune.train)
         if command == "tokenizer":
             return [self.tokenizer]
         if command == "prepare":  # labelled texts first: a wrong label is found before the large text is prepared
-            labelled = [self.texts, self.labelled] if has_labels else []
+            labelled = [self.texts, self.labelled] if self.has_labels else []
             return [*labelled, *([self.corpus] if self.pretrains else [])]
         if command == "pretrain":
             return [self.pretrain]
@@ -318,18 +324,17 @@ class Pipeline:
                 )
             return [self.texts, self.labelled, *self.teachers, self.soft_labels]
         if command == "evaluate":
-            return [self.baseline] if has_labels else []
-        if not has_labels:
+            return [self.baseline] if self.has_labels else []
+        if not self.has_labels:
             raise RunError("finetune.train has no source to train a classifier on")
         return [self.texts, self.labelled, *self.seeds.values()]
 
     def commands(self) -> list[str]:
         """The commands of `all`, in order."""
-        has_labels = bool(self.recipe.finetune.train)
         return [
             *(("tokenizer", "prepare", "pretrain") if self.pretrains else ("prepare",)),
-            *(("distill",) if self.recipe.distill and has_labels else ()),
-            *(("finetune",) if has_labels else ()),
+            *(("distill",) if self.recipe.distill and self.has_labels else ()),
+            *(("finetune",) if self.has_labels else ()),
             *("evaluate", "export"),
         ]
 
@@ -338,10 +343,26 @@ class Pipeline:
         found = [stage for name in self.commands() if name != "export" for stage in self.of(name)]
         return list(dict.fromkeys(found))
 
+    def absent(self) -> list[str]:
+        """Messages about the networks that the recipe makes and that are not complete."""
+        stages = [*([self.pretrain] if self.pretrains else []), *(self.seeds.values() if self.has_labels else [])]
+        found = []
+        for stage in stages:
+            try:
+                stage.check()
+            except RunError as error:
+                found.append(str(error))
+        return found
+
     def unneeded(self) -> Iterator[Path]:
         """Folders of stages in the run's folder that this recipe does not need."""
-        needed = {stage.folder for stage in self.all()}
-        yield from (folder for folder in sorted(self.recipe.folder.glob("stages/*")) if folder not in needed)
+        recipe, needed = self.recipe, {stage.folder for stage in self.all()}
+        teacher = recipe.distill.teacher if recipe.distill else None
+        named = [recipe.pretrain.start, recipe.pretrain.before_decay, recipe.finetune.pretrained, teacher]
+        inside = [path.resolve() for path in named if path is not None]
+        for folder in sorted(recipe.folder.glob("stages/*")):
+            if folder not in needed and not any(path.is_relative_to(folder.resolve()) for path in inside):
+                yield folder
 
     # --- settings --------------------------------------------------------------------------------------------------
 
@@ -373,7 +394,11 @@ class Pipeline:
     def _network(self, key: str, folder: Path | None) -> Path | None:
         """A network that the recipe names. Raises RunError if its path is one of this run's links, because the link
         will lead to another network once this run has made one."""
-        if folder is not None and folder.absolute().parent == self.recipe.folder.absolute():
+        if folder is None:
+            return None
+        exported = {self.recipe.exported(name).resolve() for name in ("pretrained", "sentiment")}
+        is_link = folder.parent.resolve() == self.recipe.folder.resolve()
+        if is_link or folder.resolve() in exported:
             other = f"name {folder.resolve()}, or " if folder.is_symlink() else ""
             raise RunError(f"{key} is {folder}, which changes with this run: {other}give the run another name")
         return folder

@@ -233,12 +233,12 @@ def test_command_line_mistake_is_one_clear_line(
     ("command", "message"),
     [
         ("prepare", "tiny has no tokenizer of these settings; run tokenizer first"),
-        ("pretrain", "tiny has no corpus of these settings; run prepare first"),
+        ("pretrain", "tiny has no tokenizer of these settings; run tokenizer first"),
         ("inspect", "tiny has no corpus of these settings; run prepare first"),
         ("distill", "tiny has no tokenizer of these settings; run tokenizer first"),
         ("finetune", "tiny has no tokenizer of these settings; run tokenizer first"),
-        ("evaluate", "tiny has no model of these settings; run pretrain or finetune first"),
-        ("export", "tiny has no model of these settings; run pretrain or finetune first"),
+        ("evaluate", "tiny has no finetune of these settings; run finetune first"),
+        ("export", "tiny has no finetune of these settings; run finetune first"),
     ],
 )
 def test_command_line_names_the_command_that_makes_what_is_missing(
@@ -272,7 +272,7 @@ def test_command_line_options_and_overrides_come_in_any_order(
         [f"run={tmp_path}", "--data", str(data), "seed=2"],
     ):
         assert main(["export", str(recipe_file), *arguments]) == 1
-        assert f"{tmp_path}/tiny has no model" in capsys.readouterr().err
+        assert f"{tmp_path}/tiny has no pretrain" in capsys.readouterr().err
 
 
 def test_command_line_unknown_option_is_refused() -> None:

@@ -30,6 +30,12 @@ def source_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
     return [source.model_dump(mode="json", exclude={"note"}) for source in sources]
 
 
+def raw_text_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
+    """The settings of sources that their text depends on, without those of its labels and of how it is split."""
+    without = {"note", "name", "read", "balance", "by", "group", "separator"}
+    return [source.model_dump(mode="json", exclude=without) for source in sources]
+
+
 def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dict[str, str]:
     """SHA-256 of each file of some sources, by its path from the root. Data sets of the hub are not included.
 
@@ -51,7 +57,8 @@ def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dic
             if not recorded:
                 raise
             log_once(f"{error}; what was prepared from it is used")
-        else:
+            here = {}
+        if here or not recorded:  # a source that is on the hub, too, may have no files
             recorded = {name: _entry(file, recorded.get(name)) for name, file in here.items()}
             known[f"{source.path} {source.format}"] = recorded
         found |= {name: entry[2] for name, entry in recorded.items()}
@@ -80,10 +87,11 @@ def checkpoint_hash(folder: Path, cache: Path) -> str:
 
 
 def _entry(file: Path, known: list[Any] | None) -> list[Any]:
-    """Size, modification time and SHA-256 of a file."""
-    stat = file.stat()
-    here = [stat.st_size, stat.st_mtime_ns]
-    return known if known and known[:2] == here else [*here, _sha256(file)]
+    """Size, modification time, SHA-256 and path of a file."""
+    stat, path = file.stat(), str(file.resolve())
+    if known and [*known[:2], *known[3:]] == [stat.st_size, stat.st_mtime_ns, path]:
+        return known
+    return [stat.st_size, stat.st_mtime_ns, _sha256(file), path]
 
 
 def _sha256(file: Path) -> str:

@@ -33,11 +33,11 @@ def export(pipeline: Pipeline) -> list[Path]:
     """
     recipe, made = pipeline.recipe, pipeline.models()
     check_targets(recipe)
+    absent = pipeline.absent()
     if not made:
-        raise RunError(f"{recipe.folder} has no model of these settings; run pretrain or finetune first")
-    for name in set(NAMES).difference(made):
-        if name == "sentiment" or recipe.finetune.pretrained is None:  # otherwise this run pretrains nothing
-            logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
+        raise RunError("; ".join(absent) or "the recipe makes no model")
+    for message in absent:
+        logger.warning("left out: %s", message)
     sources = {name: load_checkpoint(model) for name, model in made.items()}
     weights = {name: weights_hash(source.model) for name, source in sources.items()}
     targets = {name: recipe.exported(name) for name in made}

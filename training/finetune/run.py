@@ -31,6 +31,7 @@ from training.recipe import Recipe, write_resolved
 from training.runtime.checkpoint_dir import checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext
+from training.runtime.files import read_json, write_json
 
 WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
@@ -146,6 +147,7 @@ def _training(
 ) -> _Training:
     """Open the texts, and plan the settings for them; see `finetune`."""
     train = PreparedText.open(labelled / "train", soft_labels)
+    dist.check_equal([train.tokenizer_hash, train.checksum])
     _, tokens = epoch_size(train, recipe.finetune.max_length, with_unlabelled=soft_labels is not None)
     recipe = planned(
         recipe,
@@ -155,6 +157,7 @@ def _training(
         has_labels=keeps_last_layer(start.model, recipe.finetune),
         world_size=dist.world_size,
     )
+    recipe = _kept_plan(recipe, folder, dist)
     labels = train.column("labels")
     assert labels is not None
     problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
@@ -164,6 +167,17 @@ def _training(
     return _Training(
         recipe, start, train, open_dev(recipe, start, labelled), problem, weight, folder, seed, left_out, dist
     )
+
+
+def _kept_plan(recipe: Recipe, folder: Path, dist: DistContext) -> Recipe:
+    """The recipe with the plan with which the run began, because a plan depends on the number of processes."""
+    plan = {"micro_batch_tokens": recipe.micro_batch_tokens, "finetune": recipe.finetune.model_dump(mode="json")}
+    known = dist.all_gather(read_json(folder / "plan.json"))[0]
+    if known is None and dist.is_main:
+        write_json(folder / "plan.json", plan)
+    kept = known or plan
+    finetune = recipe.finetune.model_validate(kept["finetune"])
+    return recipe.model_copy(update={"micro_batch_tokens": kept["micro_batch_tokens"], "finetune": finetune})
 
 
 def open_dev(recipe: Recipe, start: Checkpoint, labelled: Path) -> dict[str, LabelledTexts]:

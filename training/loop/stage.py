@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,9 @@ from training.runtime.lock import ranks_in_turn, run_lock
 
 DONE = "done.json"
 """File that marks a complete result."""
+
+VERSION = 1
+"""Raised when a change of the program changes results for the same settings."""
 
 RUNNING = "running"
 """Name of the link to the result in progress, with its log."""
@@ -51,10 +55,8 @@ class Stage:
 
     @cached_property
     def key(self) -> str:
-        """Hash of the settings and of the keys of the stages that it needs."""
-        content = json.dumps(
-            [self.name, self.settings, [need.key for need in self.needs]]
-        )  # the order of labels counts
+        """Hash of the settings, in their order, because that of labels counts, and of the keys of the needed stages."""
+        content = json.dumps([VERSION, self.name, self.settings, [need.key for need in self.needs]])
         return hashlib.sha256(content.encode()).hexdigest()[:10]
 
     @property
@@ -83,7 +85,7 @@ class Stage:
             return self._ensure(dist)
 
     def _ensure(self, dist: DistContext) -> bool:
-        if dist.all_gather(self.record is not None)[0]:
+        if any(dist.all_gather(self.record is not None)):  # nodes may have disks of their own
             logger.info("%s: already there", self.folder)
         else:
             dist.check_equal(self.key)
@@ -97,10 +99,11 @@ class Stage:
                 needs = [need.folder.name for need in self.needs]
                 record = {"settings": self.settings, "needs": needs, "files": _sizes(self.folder)}
                 write_json(self.folder / DONE, {**made, **record})
-        if dist.is_main:
-            (self.run / RUNNING).unlink(missing_ok=True)
+        if self.record is not None:
+            if (self.run / RUNNING).resolve() == self.folder.resolve():
+                (self.run / RUNNING).unlink(missing_ok=True)
             for state in states(self.folder):  # not before the result is complete
-                state.unlink()
+                state.unlink(missing_ok=True)  # another rank may be as far
             for name, inside in self.links.items():
                 link(self.run / name, self.folder / inside)
         return True
@@ -133,14 +136,16 @@ class Stage:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file that later stages need: all but logs and states."""
+    """Bytes of each file that later stages need: all but logs, notes and states."""
+    notes = (DONE, "recipe.json", "budget.json", "plan.json")
     found = (file for file in folder.rglob("*") if file.suffix in (".json", ".npy", ".npz", ".gz", ".safetensors"))
-    return {str(file.relative_to(folder)): file.stat().st_size for file in found if file.name != DONE}
+    found = (file for file in found if file.name not in notes)
+    return {str(file.relative_to(folder)): file.stat().st_size for file in found}
 
 
 def link(name: Path, target: Path) -> None:
     """Let a readable path lead to a file or folder of the same run."""
-    new = name.with_name(f".{name.name}.new")
+    new = name.with_name(f".{name.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     new.symlink_to(target.relative_to(name.parent))
     new.replace(name)

@@ -61,6 +61,7 @@ def pretrain(
         RunError: `pretrain.start` or `pretrain.before_decay` does not fit.
     """
     text = PreparedText.open(corpus / "train")
+    dist.check_equal([text.tokenizer_hash, text.checksum])
     heldout = open_heldout(corpus)
     loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
     loss.model.encoder.half_residual = recipe.half_residual

@@ -57,8 +57,8 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     found = _models_in(weights) if weights else pipeline.models()
     if not found:
         raise _no_models(pipeline, weights)
-    if not weights and recipe.finetune.train and "sentiment" not in found:
-        logger.warning("%s has no classifier of these settings; it is left out", recipe.folder)
+    for message in () if weights else pipeline.absent():
+        logger.warning("left out: %s", message)
     folder = recipe.folder / "evaluation" if weights else recipe.folder
     figures: dict[str, Any] = {}
     reasons: dict[str, str] = {}
@@ -105,7 +105,7 @@ def _models_in(folder: Path) -> dict[str, Path]:
 
 def _no_models(pipeline: Pipeline, weights: Path | None) -> RunError:
     if weights is None:
-        return RunError(f"{pipeline.recipe.folder} has no model of these settings; run pretrain or finetune first")
+        return RunError("; ".join(pipeline.absent()) or "the recipe makes no model")
     holders = [place for place in (weights.parent, Path("model/weights")) if _models_in(place)]
     guess = f"; did you mean {holders[0]}?" if holders else ""
     return RunError(f"--weights {weights}: the folder must hold pretrained/ or sentiment/{guess}")
@@ -125,7 +125,9 @@ def _pretraining(pipeline: Pipeline, network: Path, *, is_own: bool) -> dict[str
         return {}
     model, checkpoint = load_pretrained(network)
     corpus = pipeline.corpus if is_own else pipeline.heldout(checkpoint.tokenizer)
-    if not is_own:
+    if is_own:
+        corpus.check()
+    else:
         corpus.ensure(DistContext())
     heldout = open_heldout(corpus.folder)
     model = model.to(choose_device(recipe.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
@@ -65,6 +66,9 @@ def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype
             check_target(target)
             save_checkpoint(made, model, tokenizer, dtype=dtype)
             _compare(load_checkpoint(made), model, tokenizer, dtype)
+            for file in made.iterdir():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())  # a training deletes its states afterwards
             if target.exists():
                 target.rename(old)
             shutil.move(made, target)

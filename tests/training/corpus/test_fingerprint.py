@@ -54,6 +54,27 @@ def test_file_hashes_notice_a_change_of_the_same_size(tmp_path: Path, hashed: li
     assert file_hashes(SOURCES, tmp_path, cache)["a.txt"] == hashlib.sha256(b"tEXT a").hexdigest()
 
 
+def test_file_hashes_notice_a_file_of_the_same_size_and_time_in_another_folder(
+    tmp_path: Path, hashed: list[str]
+) -> None:
+    file_hashes(SOURCES, tmp_path, tmp_path / "file-hashes.json")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name, text in (("a.txt", "tEXT a"), ("b.txt", "text b")):
+        (other / name).write_text(text)
+        shutil.copystat(tmp_path / name, other / name)
+    found = file_hashes(SOURCES, other, tmp_path / "file-hashes.json")
+    assert found["a.txt"] == hashlib.sha256(b"tEXT a").hexdigest()
+
+
+def test_file_hashes_of_a_source_that_is_on_the_hub_too_are_kept_where_its_file_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text a")
+    sources, cache = [SourceConfig(path="a.txt", hub="owner/set")], tmp_path / "file-hashes.json"
+    first = file_hashes(sources, tmp_path, cache)
+    (tmp_path / "a.txt").unlink()
+    assert file_hashes(sources, tmp_path, cache) == first != {}
+
+
 def test_file_hashes_keep_what_other_sources_have_in_the_cache(tmp_path: Path, hashed: list[str]) -> None:
     cache = tmp_path / "file-hashes.json"
     file_hashes(SOURCES[:1], tmp_path, cache)

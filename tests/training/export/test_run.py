@@ -158,12 +158,13 @@ def test_checkpoint_dir_that_is_read_back_differently_is_an_error(
 
 def test_export_of_the_models_that_exist(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     recipe = make_recipe()
-    with pytest.raises(RunError, match="run pretrain or finetune first"):
+    with pytest.raises(RunError, match="has no pretrain of these settings"):
         export(Pipeline(recipe))
     written = export(Pipeline(save_new_network(recipe)))
     assert written == [recipe.folder / "export" / "pretrained"]
     assert {tensor.dtype for tensor in load_file(written[0] / "model.safetensors").values()} == {torch.float16}
-    assert "has no sentiment model yet; it is left out" in caplog.text
+    assert "left out: " in caplog.text
+    assert "has no finetune of these settings; run finetune first" in caplog.text
 
 
 def test_export_ends_with_sizes_and_the_command_to_serve(run: Recipe, caplog: pytest.LogCaptureFixture) -> None:

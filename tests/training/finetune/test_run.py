@@ -24,11 +24,12 @@ from tests.training.texts import BLAME, PRAISE, sentence, squeezed
 from training.__main__ import main
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.finetune.run import BUDGET_SHARE, EVALUATIONS, check_start
+from training.finetune.run import BUDGET_SHARE, EVALUATIONS, _kept_plan, check_start
 from training.finetune.task import classifier_from
 from training.loop.log import RunLog
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, read_resolved
 from training.report.run import evaluate
+from training.runtime.distributed import DistContext
 from training.sources.split import text_hash
 from training.stages import Pipeline
 
@@ -137,10 +138,17 @@ def test_finetune_keeps_the_last_weights_of_each_seed(finished: Recipe) -> None:
         assert (result.dev_score, result.dev_loss) == (last["dev_score"], last["dev_loss"])
 
 
+def test_finetune_goes_on_with_the_plan_that_it_began_with(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    assert _kept_plan(recipe, tmp_path, DistContext()) == recipe
+    other = changed(recipe, batch_tokens=512, learning_rate=1e-3)  # as that of more processes
+    assert _kept_plan(other, tmp_path, DistContext()).finetune == recipe.finetune
+
+
 def test_finetune_keeps_no_state_of_a_finished_seed(finished: Recipe) -> None:
     for seed in (1, 2):
         kept = {path.name for path in seed_folder(finished, seed).iterdir()}
-        assert kept == {"budget.json", "done.json", "log.jsonl", "model", "rank-0", "recipe.json"}
+        assert kept == {"budget.json", "done.json", "log.jsonl", "model", "plan.json", "rank-0", "recipe.json"}
 
 
 def test_finetune_trains_again_where_its_model_is_gone_or_damaged(make_recipe: MakeRecipe, finished: Recipe) -> None:

@@ -50,6 +50,15 @@ def test_stage_is_found_by_a_readable_path_while_it_is_made(tmp_path: Path) -> N
     assert not (tmp_path / RUNNING).is_symlink()
 
 
+def test_stage_that_is_there_leaves_the_readable_path_of_another_that_is_made(tmp_path: Path) -> None:
+    finished = stage(tmp_path)
+    assert finished.ensure(ALONE)
+    begun = stage(tmp_path, {"size": 2}, Maker(lambda: None))
+    assert not begun.ensure(ALONE)
+    assert finished.ensure(ALONE)
+    assert (tmp_path / RUNNING).resolve() == begun.folder
+
+
 # --- the key
 
 

@@ -63,7 +63,7 @@ def figures_of(recipe: Recipe) -> dict[str, object]:
 
 
 def test_evaluate_without_models_names_the_command(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RunError, match="tiny has no model of these settings; run pretrain or finetune first"):
+    with pytest.raises(RunError, match="tiny has no pretrain of these settings; run pretrain first"):
         evaluate(Pipeline(make_recipe()))
 
 
@@ -192,7 +192,7 @@ def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
     assert f"| reviews | {tested} |" in evaluate_squeezed(recipe)
     assert "no finetune.test" not in caplog.text
     for other in (changed(recipe, test_fraction=0.5), changed(recipe, test_fraction=0.0)):
-        with pytest.raises(RunError, match="has no model of these settings"):
+        with pytest.raises(RunError, match=r"has no (pretrain|finetune) of these settings"):
             evaluate(Pipeline(other))
 
 
@@ -260,10 +260,10 @@ def test_evaluate_on_texts_that_the_classifier_may_have_been_trained_on_is_refus
         changed(recipe, test=(), dev_fraction=0.5),
         changed(recipe, test=(*recipe.finetune.test, recipe.finetune.train[0])),
     ):
-        with pytest.raises(RunError, match="has no model of these settings; run pretrain or finetune first"):
+        with pytest.raises(RunError, match="has no finetune of these settings; run finetune first"):
             evaluate(Pipeline(other))
     own.write_text((recipe.data / "reviews.jsonl").read_text())
-    with pytest.raises(RunError, match="has no model of these settings; run pretrain or finetune first"):
+    with pytest.raises(RunError, match="has no finetune of these settings; run finetune first"):
         evaluate(Pipeline(recipe))
 
 
@@ -271,7 +271,7 @@ def test_evaluate_of_other_heldout_text_than_prepared_is_refused(make_recipe: Ma
     recipe = make_recipe()
     save_models(recipe, None, "pretrained")
     other = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"heldout_fraction": 0.5})})
-    with pytest.raises(RunError, match="has no model of these settings"):
+    with pytest.raises(RunError, match=r"has no (pretrain|finetune) of these settings"):
         evaluate(Pipeline(other))
 
 
