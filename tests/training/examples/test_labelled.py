@@ -175,7 +175,7 @@ def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     made = stream(tmp_path, tokenizer, rows_of_lengths(300))
-    batches = [micro.batch for micro in islice(MicroBatches(made, 100), 2 * LANES)]
+    batches = [micro.batch for micro in islice(MicroBatches(made, 100), LANES // 2)]
     shapes = {
         (len(b.packed.input_ids), len(b.packed.cu_seqlens), b.packed.sequences.max_seqlen, tuple(b.targets.shape))
         for b in batches
