@@ -34,9 +34,6 @@ from training.sources.documents import Document
 from training.sources.labels import Target
 from training.sources.split import hashes
 
-LABELLED_COLUMNS = ("labels", "domains", "groups")
-"""Columns of all labelled text."""
-
 
 @dataclass(frozen=True, slots=True)
 class ShardInput:

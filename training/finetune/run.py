@@ -96,7 +96,21 @@ def finetune(
         RunError: the network to start from does not fit the recipe.
     """
     check_start(recipe, start)
-    training = _training(recipe, start, labelled, soft_labels, folder, seed, left_out, dist)
+    train = PreparedText.open(labelled / "train", soft_labels)
+    dist.check_equal([train.tokenizer_hash, train.checksum])
+    recipe = _plan(recipe, start, train, folder, dist, with_unlabelled=soft_labels is not None)
+    training = _Training(
+        recipe,
+        start,
+        train,
+        open_dev(recipe, start, labelled),
+        _fitted_problem(recipe, train),
+        _soft_label_weight(recipe, train, soft_labels),
+        folder,
+        seed,
+        left_out,
+        dist,
+    )
     loss, stream = _loss_and_stream(training)
     training = _with_budget(training, loss, stream)
     model, trainer = loss.model, _trainer(training, loss, stream)
@@ -135,20 +149,11 @@ def check_start(recipe: Recipe, start: Checkpoint) -> None:
         check_reading(start, reading_of(source))
 
 
-def _training(
-    recipe: Recipe,
-    start: Checkpoint,
-    labelled: Path,
-    soft_labels: Path | None,
-    folder: Path,
-    seed: int,
-    left_out: Fold | None,
-    dist: DistContext,
-) -> _Training:
-    """Open the texts, and plan the settings for them; see `finetune`."""
-    train = PreparedText.open(labelled / "train", soft_labels)
-    dist.check_equal([train.tokenizer_hash, train.checksum])
-    _, tokens = epoch_size(train, recipe.finetune.max_length, with_unlabelled=soft_labels is not None)
+def _plan(
+    recipe: Recipe, start: Checkpoint, train: PreparedText, folder: Path, dist: DistContext, *, with_unlabelled: bool
+) -> Recipe:
+    """The recipe with all settings of `[finetune]`: those with which the run began, or else those for the texts."""
+    _, tokens = epoch_size(train, recipe.finetune.max_length, with_unlabelled=with_unlabelled)
     recipe = planned(
         recipe,
         train.documents,
@@ -157,16 +162,20 @@ def _training(
         has_labels=keeps_last_layer(start.model, recipe.finetune),
         world_size=dist.world_size,
     )
-    recipe = _kept_plan(recipe, folder, dist)
+    return _kept_plan(recipe, folder, dist)
+
+
+def _fitted_problem(recipe: Recipe, train: PreparedText) -> Problem:
     labels = train.column("labels")
     assert labels is not None
-    problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
-    weight = recipe.distill.weight if recipe.distill and soft_labels else None
+    return problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
+
+
+def _soft_label_weight(recipe: Recipe, train: PreparedText, soft_labels: Path | None) -> float | None:
+    """Weight of the probabilities of teachers or of a bag of words; None without any."""
     if recipe.finetune.bag_weight and train.column(COLUMN) is not None:
-        weight = recipe.finetune.bag_weight
-    return _Training(
-        recipe, start, train, open_dev(recipe, start, labelled), problem, weight, folder, seed, left_out, dist
-    )
+        return recipe.finetune.bag_weight
+    return recipe.distill.weight if recipe.distill and soft_labels else None
 
 
 def _kept_plan(recipe: Recipe, folder: Path, dist: DistContext) -> Recipe:

@@ -55,7 +55,7 @@ def keeps_last_layer(start: Model, config: FinetuneConfig) -> bool:
 
 class ClassificationLoss(TrainingLoss):
     """Loss of a micro-batch of texts. Its denominator is the mean number of texts in a micro-batch. So every text has
-    the same weight, whatever its neighbours' lengths."""
+    the same weight, independent of its neighbours' lengths."""
 
     model: BertForSequenceClassification
 

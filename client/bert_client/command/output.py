@@ -45,7 +45,7 @@ def printable(text: str) -> str:
 
 
 def use_utf_8() -> None:
-    """Write standard output in UTF-8, whatever the locale's encoding. Raises OSError if it is closed."""
+    """Write standard output in UTF-8 in every locale. Raises OSError if it is closed."""
     if sys.stdout is None:
         raise OSError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
