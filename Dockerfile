@@ -28,9 +28,8 @@ COPY pyproject.toml .
 ARG EXTRAS=
 RUN python3 -c 'import os, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 extra = project["optional-dependencies"]; wanted = [extra[name] for name in os.environ["EXTRAS"].split()]; \
-needed = [name for name in project["dependencies"] if name != "bert-service-client"]; \
-print(*needed, *sum(wanted, []), sep="\n", file=open("serve.txt", "w")); \
-print(*extra["train"], sep="\n", file=open("train.txt", "w"))'
+print(*project["dependencies"], *sum(wanted, []), sep="\n", file=open("serve.txt", "w")); \
+print(*(name for name in extra["train"] if name != "bert-service-client"), sep="\n", file=open("train.txt", "w"))'
 
 FROM builder AS cpu-dependencies
 ARG TORCH_INDEX=

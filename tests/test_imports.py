@@ -173,6 +173,11 @@ def test_what_needs_no_tensors_loads_no_torch(module: str) -> None:
     assert "torch" not in loaded_by(f"import {module}")
 
 
+def test_training_imports_no_package_that_a_machine_with_a_gpu_may_lack() -> None:
+    loaded = loaded_by("import training.__main__")
+    assert not loaded & {"sklearn", "matplotlib", "datasets", "nltk", "pyarrow", "sentencex", "tensorboard"}
+
+
 # Opening a weights file, starting a thread or a process: what an import must not do.
 WATCH = """
 import threading

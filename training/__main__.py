@@ -62,7 +62,7 @@ def _inspect(pipeline: Pipeline, examples: int) -> None:
 
 
 def _evaluate(pipeline: Pipeline, weights: Path | None = None) -> None:
-    from training.report.run import evaluate  # other commands need neither scikit-learn nor matplotlib
+    from training.report.run import evaluate  # a machine with a GPU may lack scikit-learn and matplotlib
 
     print(evaluate(pipeline, weights))
 
@@ -161,6 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         print(f"error: {error}{system_remedy(error)}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"error: {error}; install the packages of training: bert-service[train]", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         finished = False

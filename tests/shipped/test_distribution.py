@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,11 @@ def test_distribution_is_built_from_its_sources_and_serves_the_shipped_weights(t
         sources.extractall(tmp_path, filter="data")
     run("-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path), cwd=packed.with_name(packed.name[:-7]))
     (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed_wheel:
+        needs = packed_wheel.read(f"bert_service-{version('bert-service')}.dist-info/METADATA").decode()
+    unconditional = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", needs, re.MULTILINE)
+    assert "fastapi" in unconditional
+    assert "bert-service-client" not in unconditional  # no package index has it
     installed = tmp_path / "installed"
     run("-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--target", str(installed), str(wheel))
     elsewhere = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(installed)}  # the current directory is not on the path

@@ -8,8 +8,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import cross_val_score
 
 import model
 from model.checkpoint import load_checkpoint
@@ -33,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 def choose_start(recipe: Recipe) -> Path:
     """The shipped classifier if its answers predict the labels of the table, else the shipped pretrained network."""
+    from sklearn.linear_model import LogisticRegression  # a machine with a GPU may lack scikit-learn
+    from sklearn.model_selection import cross_val_score
+
     read = reading_of(recipe.finetune.train[0])
     first = list(itertools.islice(labelled(recipe.finetune.train[0], recipe), 10 * TRIED_TEXTS))
     documents, labels = zip(*first[:: -(-len(first) // TRIED_TEXTS)], strict=True)  # a file may be sorted by labels

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 
-import sentencex
-
 _GLUED = re.compile(r"""[.!?](?<=[a-z0-9)"'”’]{2}.|\.\..|[A-Z]{2}[!?])["'”’)]?(?=[A-Z][a-z' ]|--)""")
 """A sentence end that lacks the space after it, as is common in reviews."""
 
@@ -47,6 +45,8 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _split_paragraph(paragraph: str) -> list[str]:
+    import sentencex  # a machine that trains on prepared text may lack it
+
     unpaired = paragraph
     if not paragraph.isascii():
         unpaired = _OTHER_SPACE.sub(" ", paragraph)  # sentencex panics at a no-break space after a letter

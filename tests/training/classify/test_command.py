@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -24,6 +25,15 @@ REVIEWS = only(reviews(), "body", "sentiment")
 def texts_of(recipe: Recipe) -> Counter[str]:
     """Number of texts in each part, as training reads them."""
     return Counter({shard.part.partition("/")[0]: len(shard.documents) for shard in labelled_inputs(recipe)})
+
+
+def test_without_the_packages_of_training_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write_csv(tmp_path / "reviews.csv", REVIEWS)
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)  # as if scikit-learn were not installed
+    assert main(["classify", str(table), "--output", str(tmp_path / "out")]) == 1
+    assert "install the packages of training: bert-service[train]" in squeezed(capsys.readouterr().err)
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
