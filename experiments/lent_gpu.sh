@@ -27,7 +27,7 @@ say() { echo "lent_gpu.sh: $*" >&2; }
 
 commands() { # COMMAND...: several commands of `python -m training` in one process, which takes the place of this one
     exec "$PYTHON" -c 'import sys
-from training.__main__ import main
+from training.command import main
 split = sys.argv.index("--")
 for command in sys.argv[1:split]:
     if status := main([command, *sys.argv[split + 1 :]]):

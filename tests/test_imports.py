@@ -66,7 +66,7 @@ def test_training_never_imports_app_or_client(file: Path) -> None:
 
 TRAINING_LAYERS = (
     *("errors", "recipe", "problems", "runtime", "sources", "corpus", "examples", "evaluate", "loop"),
-    *("pretrain", "finetune", "stages", "report", "export", "classify", "cluster", "__main__"),
+    *("pretrain", "finetune", "stages", "report", "export", "classify", "cluster", "command", "__main__"),
 )
 """From the bottom to the top: a package imports itself and those before it."""
 
@@ -174,7 +174,7 @@ def test_what_needs_no_tensors_loads_no_torch(module: str) -> None:
 
 
 def test_training_imports_no_package_that_a_machine_with_a_gpu_may_lack() -> None:
-    loaded = loaded_by("import training.__main__")
+    loaded = loaded_by("import training.command")
     assert not loaded & {"sklearn", "matplotlib", "datasets", "nltk", "pyarrow", "sentencex", "tensorboard"}
 
 
@@ -191,7 +191,7 @@ sys.addaudithook(watch)
 @pytest.mark.parametrize(
     ("before", "module"),
     # CUDA's torch starts ldconfig.
-    [("", "model"), ("", "app.http.application"), ("import torch", "training.__main__")],
+    [("", "model"), ("", "app.http.application"), ("import torch", "training.command")],
 )
 def test_importing_does_nothing_else(before: str, module: str) -> None:
     watched = f"{before}\n{WATCH}\nimport {module}"

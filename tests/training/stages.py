@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from model.checkpoint import Model, save_checkpoint
 from model.tokenizer import Tokenizer
-from training.__main__ import COMMANDS
+from training.command import COMMANDS
 from training.loop.stage import DONE, Stage, link
 from training.pretrain.run import new_model
 from training.recipe import Recipe

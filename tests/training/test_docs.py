@@ -26,7 +26,7 @@ from tests.ports import free_port
 from tests.training import fields
 from tests.training.commands import ENVIRONMENT, PATIENCE, ROOT
 from tests.training.texts import review, sentence, story
-from training.__main__ import main
+from training.command import main
 from training.loop.stage import RUNNING
 
 PAGE = DOCS / "training.md"

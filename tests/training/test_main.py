@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -19,10 +21,11 @@ from model import BertForPreTraining, BertForSequenceClassification, PackedBatch
 from tests.docs.answers import service
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import squeezed
-from training import __main__ as command_line
-from training.__main__ import main
+from training import command as command_line
+from training.command import main
 from training.stages import Pipeline
 
+ROOT = Path(__file__).parents[2]
 SENTENCES = ("The old sailor found a green boat.", "It was brilliant.")
 
 
@@ -256,6 +259,17 @@ def test_command_line_says_which_settings_another_result_has(
     places = [f"data={recipe.data}", f"run={recipe.run}"]
     assert main(["pretrain", str(recipe_file), *places, "corpus.heldout_fraction=0.2"]) == 1
     assert_one_line(capsys.readouterr().err, " has heldout_fraction 0.1 (now 0.2); run prepare first")
+
+
+@pytest.mark.parametrize("lacking", ["bert_tables", "sklearn"])
+def test_command_line_without_the_packages_of_training_says_what_to_install(lacking: str, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\n" + "".join(f"a good film {i},good\na bad film {i},bad\n" for i in range(30)))
+    program = f"import sys; sys.modules['{lacking}'] = None; from training.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "classify", str(table), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert_one_line(done.stderr.splitlines()[-1] + "\n", "install the packages of training: bert-service[train]")
 
 
 def assert_one_line(errors: str, message: str) -> None:

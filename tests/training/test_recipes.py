@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.texts import review, story
-from training.__main__ import main
+from training.command import main
 from training.recipe import load_recipe
 from training.sources.documents import documents
 

@@ -15,7 +15,7 @@ from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network, save_new_network
 from tests.training.texts import story
-from training.__main__ import main
+from training.command import main
 from training.errors import MissingTextError, RunError
 from training.finetune.selection import SeedResult
 from training.recipe import Recipe, load_recipe

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.conftest import MakeCheckpoint
 from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
 from tests.training.commands import occupied
 from tests.training.texts import squeezed
-from training.__main__ import main
+from training.command import main
 from training.corpus.inputs import labelled_inputs
 from training.errors import RecipeError, RunError, SourceError
 from training.recipe import Recipe, load_recipe
@@ -25,15 +24,6 @@ REVIEWS = only(reviews(), "body", "sentiment")
 def texts_of(recipe: Recipe) -> Counter[str]:
     """Number of texts in each part, as training reads them."""
     return Counter({shard.part.partition("/")[0]: len(shard.documents) for shard in labelled_inputs(recipe)})
-
-
-def test_without_the_packages_of_training_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = write_csv(tmp_path / "reviews.csv", REVIEWS)
-    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)  # as if scikit-learn were not installed
-    assert main(["classify", str(table), "--output", str(tmp_path / "out")]) == 1
-    assert "install the packages of training: bert-service[train]" in squeezed(capsys.readouterr().err)
 
 
 # --- tables --------------------------------------------------------------------------------------------------------

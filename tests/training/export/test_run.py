@@ -18,7 +18,7 @@ from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network, save_new_network
 from tests.training.texts import squeezed
-from training.__main__ import main
+from training.command import main
 from training.errors import RunError
 from training.export.model_card import _portable_recipe
 from training.export.run import export

@@ -15,7 +15,7 @@ from model import BertForSequenceClassification, PackedBatch, Tokenizer, load_ch
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network, save_new_network
 from tests.training.texts import review
-from training.__main__ import STOPPED, main
+from training.command import STOPPED, main
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import predict_classification

@@ -17,7 +17,7 @@ from tests.app.backends import computed
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import save_new_network
 from tests.training.texts import BLAME, OBJECTS, PRAISE, sentence
-from training.__main__ import main
+from training.command import main
 
 SETTINGS = (
     *("finetune.learning_rate=3e-3", "finetune.epochs=6", "finetune.dev_fraction=0.1", "finetune.augment_fraction=0"),

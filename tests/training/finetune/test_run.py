@@ -21,7 +21,7 @@ from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
 from tests.training.stages import made, save_new_network
 from tests.training.texts import BLAME, PRAISE, sentence, squeezed
-from training.__main__ import main
+from training.command import main
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.finetune.run import BUDGET_SHARE, EVALUATIONS, _kept_plan, check_start

@@ -20,7 +20,7 @@ from tests.training.commands import finish, occupied, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
 from tests.training.stages import made
-from training.__main__ import main
+from training.command import main
 from training.corpus.reader import PreparedText
 from training.errors import CorpusError, RunError
 from training.examples.masking import Vocabulary
