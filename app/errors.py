@@ -20,7 +20,7 @@ class FieldError:
 
 
 class ServiceError(Exception):
-    """Base of every error that `app` raises on purpose. Its message is sent to the caller."""
+    """Base of the errors of a request. Its message is sent to the caller."""
 
 
 class NotJSONError(ServiceError):

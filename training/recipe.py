@@ -261,8 +261,8 @@ class PretrainConfig(_Strict):
 
 
 class DistillConfig(_Strict):
-    """Soft labels from other classifiers (Hinton et al. 2015): `distill` writes their probabilities beside the prepared
-    texts, and fine-tuning learns from them."""
+    """Soft labels from other classifiers (Hinton et al. 2015): `distill` writes their probabilities, and
+    fine-tuning learns from them."""
 
     teacher: Path | None = None
     """Checkpoint directory of a classifier with the labels of `finetune.labels` and the network's vocabulary. If

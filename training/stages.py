@@ -10,6 +10,7 @@
     soft_labels  labelled, teachers
     finetune     labelled, soft_labels, pretrain    one for each seed
     baseline     texts
+    heldout      tokenizer                          for `evaluate --weights`
 
 The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the stage's settings and of the stages that
 it needs. So another setting means another folder, and no result is overwritten. A result with `done.json` is complete;

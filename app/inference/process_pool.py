@@ -17,8 +17,8 @@ from typing import Any
 
 from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Part
-from app.inference.fork_server import ForkServer, InferenceProcess
 from app.inference.frames import read_scores, write_batch
+from app.inference.processes import ForkServer, InferenceProcess
 
 logger = logging.getLogger(__name__)
 

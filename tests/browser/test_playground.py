@@ -182,7 +182,7 @@ def test_playground_shows_the_best_of_many_labels(open_page: OpenPage) -> None:
 def test_playground_lets_choose_among_tasks_of_the_same_labels(open_page: OpenPage) -> None:
     def tell(route: Route) -> None:
         told = route.fetch().json()
-        told["models"][-1]["tasks"].append("topics")
+        told["models"][-1]["tasks"] = ["sentiment", *others]
         route.fulfill(json=told)
 
     def answer(route: Route) -> None:
@@ -190,12 +190,14 @@ def test_playground_lets_choose_among_tasks_of_the_same_labels(open_page: OpenPa
         route.continue_(url=route.request.url.replace("topics", "sentiment"))
 
     asked_about: list[Any] = []
+    others: list[str] = []
     page = open_page("/docs")
     page.route("**/topics", answer)
+    page.route("**/info", tell)
     page.goto("/#sentiment")
     answered(page)
     assert not page.get_by_label("Task", exact=True).is_visible()  # there is one task
-    page.route("**/info", tell)
+    others.append("topics")
     page.reload()
     page.get_by_label("Task", exact=True).select_option("topics")
     until(page, lambda: asked_about)

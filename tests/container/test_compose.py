@@ -14,6 +14,7 @@ import yaml
 
 from app.observability.metrics import Metrics
 from app.settings import Settings
+from tests.docs.test_kubernetes import LAST_BATCH
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -52,7 +53,7 @@ def test_every_container_is_locked_down_and_limited(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "bert-replica", "bert-cuda", "bert-cuda-replica"])
 def test_stop_waits_longer_than_the_service_drains(name: str) -> None:
-    assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > Settings().drain_seconds + 5
+    assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > Settings().drain_seconds + LAST_BATCH
 
 
 def test_every_setting_can_be_given_to_the_container() -> None:

@@ -35,7 +35,7 @@ REMEMBERED_TEXTS = 1_000_000
 logger = logging.getLogger(__name__)
 
 Routed = tuple[str, Document, Target]
-"""A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and its target."""
+"""A part (`train`, `dev/<source>` or `test/<source>`), a document of it, and its target."""
 
 
 @dataclass(slots=True)

