@@ -126,6 +126,7 @@ def _has_half_character(value: Any) -> bool:
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
     details = error.errors(include_url=False, include_input=False, include_context=False)  # keeps texts out of logs
+    details.sort(key=lambda detail: detail["type"] == "missing")  # a misspelt field explains a missing one
     details = details[: errors.MAX_FAULTS]
     raise errors.InvalidRequestError([errors.FieldError(_message(d, schema), _loc(d)) for d in details]) from None
 

@@ -196,6 +196,7 @@ def test_parse_errors_do_not_repeat_the_callers_text() -> None:
             {"inputs": [1, 2], "parameters": {"top_k": 0}},
             [("inputs", 0), ("inputs", 1), ("parameters", "top_k")],
         ),
+        (FillMaskRequest, {"input": "a"}, [("input",), ("inputs",)]),
         (
             FillMaskRequest,
             {"inputs": "a", "parameters": {"targets": [1] * 9000}},
