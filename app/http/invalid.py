@@ -126,7 +126,8 @@ def _has_half_character(value: Any) -> bool:
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
     details = error.errors(include_url=False, include_input=False, include_context=False)  # keeps texts out of logs
-    details.sort(key=lambda detail: detail["type"] == "missing")  # a misspelt field explains a missing one
+    # The misspelt field comes before the missing one that it explains.
+    details.sort(key=lambda detail: (detail["type"], detail["loc"]) == ("missing", ("inputs",)))
     details = details[: errors.MAX_FAULTS]
     raise errors.InvalidRequestError([errors.FieldError(_message(d, schema), _loc(d)) for d in details]) from None
 
