@@ -52,6 +52,8 @@ class Service:
     """The tasks' routes, by path."""
     is_traced: bool = False
     """Whether spans are recorded."""
+    next_connection_warning: float = 0.0
+    """`time.monotonic()` before which closed connections are not logged again."""
     uploads: ByteBudget = field(init=False)
     """Bytes of bodies that are being received."""
     threads: ThreadPoolExecutor = field(init=False)

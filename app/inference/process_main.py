@@ -47,8 +47,9 @@ NUMBER_BYTES = 4
 PICKLABLE_PACKAGES = frozenset({"app", "model", "builtins"})
 """Packages whose errors the HTTP process can import without loading torch."""
 KILLED = (
-    "the inference process was killed by signal 9, probably by the operating system because memory ran out; raise the "
-    "memory limit of the container, or set a lower BERT_THREADS (one process for each) or BERT_MAX_BATCH_TOKENS"
+    "the inference process was killed by signal 9: by the service if a batch timed out before, else probably by the "
+    "operating system because memory ran out; then raise the memory limit of the container, or set a lower "
+    "BERT_THREADS (one process for each) or BERT_MAX_BATCH_TOKENS"
 )
 
 _NICE = 5

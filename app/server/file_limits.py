@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from contextlib import suppress
+
+logger = logging.getLogger(__name__)
 
 _ENOUGH_FILES = 65_536
 _OWN_FILES = 128
@@ -24,3 +27,9 @@ def max_connections(wanted: int, spare: int) -> int:
     more, and for the service's own files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else max(min(wanted, soft - _OWN_FILES - spare), 1)
+
+
+def warn_if_low(wanted: int, spare: int) -> None:
+    """Log a warning if the limit of open files does not suffice for the connections."""
+    if (most := max_connections(wanted, spare)) < wanted:
+        logger.warning("the limit of open files (ulimit -n) allows %d of %d connections", most, wanted)

@@ -12,8 +12,9 @@ import uvicorn
 from app.http.application import create_app
 from app.http.auth import announce
 from app.observability.log_config import log_config, log_fatal
+from app.server import file_limits
 from app.server.draining import DrainingServer
-from app.server.protocol import BoundedProtocol
+from app.server.protocol import SPARE_CONNECTIONS, BoundedProtocol
 from app.settings import Settings
 
 EXIT_STARTUP_FAILED = 3
@@ -48,6 +49,7 @@ def run(settings: Settings) -> int:
         timeout_graceful_shutdown=1,  # by then the drain is over
     )
     announce(settings, os.environ)
+    file_limits.warn_if_low(settings.max_connections, SPARE_CONNECTIONS)
     for opened in listening:
         host, port, *_ = opened.getsockname()
         logger.info("listening on http://%s:%d; loading the checkpoints", f"[{host}]" if ":" in host else host, port)

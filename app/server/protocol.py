@@ -4,6 +4,8 @@ refusals."""
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +18,8 @@ from app.http.head import refuse_early
 from app.observability import tracing
 from app.server import file_limits
 from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
+
+logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 MIN_WRITTEN_BYTES = 64 * 1024
@@ -31,6 +35,8 @@ MAX_PIPELINED = 100
 
 SPARE_CONNECTIONS = 64
 """Connections above the limit, for health and metrics. Further ones are closed at once."""
+WARNING_SECONDS = 60.0
+"""Time between two warnings of closed connections."""
 MAX_IDLE_SURPLUS_SECONDS = 5
 """Seconds until an idle connection above the limit is closed."""
 
@@ -90,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         surplus = len(self.connections) - self._max_connections
         if surplus > SPARE_CONNECTIONS:
+            self._warn_of_closed_connections()
             transport.abort()
             return
         self._is_surplus = surplus > 0
@@ -99,6 +106,12 @@ class BoundedProtocol(HttpToolsProtocol):
             write=transport.write, is_closing=self._is_closing, close=self._close_when_answered
         )
         self._keep_alive()  # a proxy may open a connection before it has a request for it
+
+    def _warn_of_closed_connections(self) -> None:
+        if time.monotonic() < self._service.next_connection_warning:
+            return
+        self._service.next_connection_warning = time.monotonic() + WARNING_SECONDS
+        logger.warning("%d connections are open; further ones are closed, those of probes too", len(self.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and notify the running request."""

@@ -408,7 +408,7 @@ def test_inference_process_that_is_killed_fails_its_batch_and_the_service_goes_o
         process.send(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output
-    assert "was killed by signal 9, probably by the operating system because memory ran out" in output
+    assert "was killed by signal 9: by the service if a batch timed out" in output
 
 
 def test_inference_processes_that_die_over_and_over_end_the_service(light: dict[str, str]) -> None:

@@ -30,3 +30,14 @@ def test_limit_is_raised_to_what_the_machine_allows() -> None:
 def test_connections_leave_room_for_other_files(wanted: int, allowed: int) -> None:
     script = f"from app.server import file_limits; print(file_limits.max_connections({wanted}, 64))"
     assert int(run("ulimit -n 1024;", script)) == allowed
+
+
+@pytest.mark.parametrize(("wanted", "logged"), [(832, ""), (4096, "(ulimit -n) allows 832 of 4096 connections")])
+def test_low_limit_is_logged(wanted: int, logged: str) -> None:
+    script = (
+        "import logging, sys; logging.basicConfig(stream=sys.stdout); "
+        f"from app.server import file_limits; file_limits.warn_if_low({wanted}, 64)"
+    )
+    printed = run("ulimit -n 1024;", script)
+    assert logged in printed
+    assert bool(printed) == bool(logged)

@@ -637,7 +637,7 @@ async def ask_on_new_connection(port: int, head: bytes, body: bytes = b"") -> by
 
 
 async def test_tasks_on_connections_above_the_limit_are_refused(
-    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("app.server.protocol.SPARE_CONNECTIONS", 2)
     async with start_server(max_connections=3) as served:
@@ -657,7 +657,9 @@ async def test_tasks_on_connections_above_the_limit_are_refused(
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         spare = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
         await until(lambda: len(served.server.server_state.connections) == 5)
-        assert await ask_on_new_connection(served.port, b"GET /health/live HTTP/1.1\r\nHost: x\r\n") == b""
+        for _ in range(2):
+            assert await ask_on_new_connection(served.port, b"GET /health/live HTTP/1.1\r\nHost: x\r\n") == b""
+        assert caplog.messages.count("6 connections are open; further ones are closed, those of probes too") == 1
         for _, writer in [*kept, *spare]:
             writer.close()
         await until(lambda: not served.server.server_state.connections)
