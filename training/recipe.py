@@ -526,7 +526,9 @@ def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[s
         known = sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
         now = _RENAMED.get(name) or next((each for each in known if each.endswith(f"/{name}")), None)
         hint = f"it is called {now} now" if now else f"the shipped ones are {', '.join(known)}"
-        raise RecipeError(f"{file}: no such recipe; {hint}")
+        if Path(f"{name}.toml").is_file():
+            hint = f"did you mean {name}.toml?"
+        raise RecipeError(f"{file if name.endswith('.toml') else name}: no such recipe; {hint}")
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin it with a mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -36,6 +36,13 @@ def test_recipe_of_version_0_2_names_its_new_name(old: str, now: str) -> None:
         load_recipe(old)
 
 
+def test_recipe_without_its_suffix_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('name = "mine"\n')
+    with pytest.raises(RecipeError, match=r"^mine: no such recipe; did you mean mine\.toml\?"):
+        load_recipe("mine")
+
+
 def test_recipe_takes_what_it_does_not_say_from_another(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text(
         'name = "base"\nseed = 7\n[pretrain]\ntokens = 9\nlearning_rate = 1e-3\n[finetune.labels]\n1 = "A"\n2 = "B"\n'

@@ -30,9 +30,9 @@ TEST_FRACTION, MAX_TESTED = 0.2, 2000
 2,000, the standard error of an accuracy of 0.9 is 0.007."""
 
 
-TRAINING_SHARE, START_MINUTES = 0.8, 0.4
-"""Fine-tuning gets this share of the command's minutes, minus the start minutes. The table is read before it, and the
-report is made after it."""
+TRAINING_SHARE, START_MINUTES, MIN_TRAINING_SHARE = 0.8, 0.4, 0.6
+"""Fine-tuning gets this share of the command's minutes, minus the start minutes, but at least the smaller share. The
+table is read before it, and the report is made after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,9 @@ def _recipe(given: argparse.Namespace, stated: Values, found: Survey, labels: La
     if found.problem:
         finetune["problem_type"] = found.problem
     if given.minutes is not None:
-        finetune["minutes"] = round(max(TRAINING_SHARE * given.minutes - START_MINUTES, 0.1), 2)
+        finetune["minutes"] = round(
+            max(TRAINING_SHARE * given.minutes - START_MINUTES, MIN_TRAINING_SHARE * given.minutes), 2
+        )
     finetune |= stated["finetune"]
     finetune |= {"labels": labels.names} if labels.names else {}
     sources = {"train": found.train, "test": found.test}

@@ -173,14 +173,17 @@ def _tested(source: SourceConfig, recipe: Recipe, tested: set[int], progress: Pr
     They are all texts of a source of `finetune.test`, or the part of a source of `finetune.train` that
     `finetune.test_fraction` holds out.
     """
-    config, first = recipe.finetune, 0
+    config, first, repetitions = recipe.finetune, 0, 0
     if not config.test:
         first = held_out_from((document for document, _ in labelled(source, recipe)), config.test_fraction)
     for document, label in labelled(source, recipe, progress if config.test else None):
         text, group = hashes(document)
         if group >= first:
+            repetitions += text in tested
             tested |= {text, group}
             yield f"test/{source_name(source)}", document, label
+    if repetitions:
+        logger.info("%s: %d test texts occur before; the report counts them again", source_name(source), repetitions)
 
 
 def _lacking(recipe: Recipe, found: Iterable[Target]) -> str:

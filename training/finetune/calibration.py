@@ -51,7 +51,7 @@ def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answer
     temperature = _best_temperature(answers, weights)
     before, after = (_calibration_error(answers, weights, t) for t in (1.0, temperature))
     if after >= before:
-        logger.info("scores are calibrated as they are: calibration error on dev %.4f", before)
+        logger.info("no temperature improves the calibration error on dev, %.4f", before)
         return 1.0
     with torch.no_grad():
         model.classifier.weight.div_(temperature)

@@ -19,6 +19,13 @@ LINES = 10
 of a short run or 500 steps of a long one. Single lines of a short run have only a few hundred masked tokens."""
 
 
+MARGIN = 0.2
+"""Nats by which the loss must be lower than the unigram entropy. A network that knows word frequencies only can come
+closer, because those of the last examples differ from those of the corpus."""
+
+REMEDY = "raise the budget, lower pretrain.batch_tokens, or try another learning_rate"
+
+
 @dataclass(slots=True)
 class Advisor:
     """Checks a run's metrics at every line of its log."""
@@ -36,14 +43,14 @@ class Advisor:
             return
         self._losses.append(figures["mlm_loss"])
         loss, known = statistics.fmean(self._losses), len(self._losses) == LINES
-        if known and loss + 2 * statistics.stdev(self._losses) / math.sqrt(LINES) < entropy:
+        if known and loss + 2 * statistics.stdev(self._losses) / math.sqrt(LINES) < entropy - MARGIN:
             self.left_plateau = True
-            yield LEFT_PLATEAU, f"masked-LM loss {loss:.3f} is below the unigram entropy {entropy:.3f}"
+            yield LEFT_PLATEAU, f"masked-LM loss {loss:.3f} is clearly below the unigram entropy {entropy:.3f}"
         elif known and spent >= PATIENCE and not self._warned:
             self._warned = True
             yield (
                 ADVICE,
                 f"still on the plateau: {spent:.0%} of the budget is spent and the masked-LM loss {loss:.3f} "
                 f"is not clearly below the unigram entropy {entropy:.3f}: nothing but word frequencies is learned. "
-                "Stop, and try a smaller batch, fewer layers, another learning_rate, or a larger budget.",
+                f"Stop the run, and {REMEDY}.",
             )

@@ -18,6 +18,7 @@ from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
+from training.loop.advice import REMEDY
 from training.loop.budget import budget_record
 from training.loop.checkpoint import TrainState, weights_hash
 from training.loop.trainer import TrainConfig, Trainer
@@ -95,9 +96,7 @@ def _log_verdict(trainer: Trainer) -> None:
         loss, entropy = figures["mlm_loss"], figures["unigram_entropy"]
         logger.info("%s: masked-LM loss %.2f on held-out text; word frequencies alone have %.2f", name, loss, entropy)
         if loss >= entropy:
-            logger.warning(
-                "%s: nothing is learned from context yet: raise the budget, or lower pretrain.batch_tokens", name
-            )
+            logger.warning("%s: nothing is learned from context yet: %s", name, REMEDY)
 
 
 def _resolve_budget(

@@ -95,8 +95,7 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
 def _serve_line(recipe: Recipe, weights: Path | None) -> str:
     """The command that serves the classifier: the exported one, or the evaluated one if it is not the run's own."""
     folder = weights / "sentiment" if weights else recipe.exported("sentiment")
-    when = "" if weights else " after `export`"
-    return f"\nTo serve it{when}:\n\n    BERT_SENTIMENT={shlex.quote(str(folder))} bert-serve\n"
+    return f"\nTo serve it:\n\n    BERT_SENTIMENT={shlex.quote(str(folder))} bert-serve\n"
 
 
 def _models_in(folder: Path) -> dict[str, Path]:

@@ -91,7 +91,8 @@ def _verdict(name: str, figure: str, found: Comparison) -> str:
         return f"{name}: better than a bag of words: {figures}.\n"
     return (
         f"**{name}: a bag of words is better: {figures}. More labelled texts help most, then more time to train "
-        "(--minutes of classify, finetune.minutes or epochs of a recipe).**\n"
+        "(--minutes of classify, finetune.minutes or epochs of a recipe), or another network to start from "
+        "(finetune.pretrained).**\n"
     )
 
 

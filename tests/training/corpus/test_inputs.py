@@ -231,6 +231,15 @@ def test_split_is_the_same_in_every_run_and_beside_other_texts(tmp_path: Path) -
     assert texts(fewer) == [text for text in texts(first) if len(text.split()) > 10]
 
 
+def test_repetitions_among_test_texts_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": f"good {i % 20}", "label": i % 2} for i in range(40)]
+    test = write(tmp_path, [*rows, {"text": "Good 3", "label": 0}], "test")
+    train = write(tmp_path, [{"text": f"bad {i}", "label": i % 2} for i in range(9)])
+    caplog.set_level("INFO")
+    assert len(list(in_test(recipe_of(tmp_path, train, test=(test,))))) == 41
+    assert "test: 21 test texts occur before; the report counts them again" in caplog.messages
+
+
 def test_test_texts_are_apart_from_train_and_dev_with_their_groups_and_repetitions(tmp_path: Path) -> None:
     rows = [{"text": f"{c} good {i}", "label": i % 2, "film": c} for c in ascii_lowercase for i in range(2)]
     source = write(tmp_path, rows, group="film")

@@ -94,7 +94,7 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
     assert plots == ["confusion-reviews.png", "reliability-reviews.png"], "those of an earlier report are deleted"
     report = squeezed((recipe.folder / "report.md").read_text())
-    body, serve = text.split("\nTo serve it after `export`:\n\n")
+    body, serve = text.split("\nTo serve it:\n\n")
     assert report.startswith(body)
     assert report.endswith(serve)
     assert serve == f" BERT_SENTIMENT={recipe.folder / 'export' / 'sentiment'} bert-serve\n"
