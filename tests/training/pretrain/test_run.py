@@ -82,7 +82,7 @@ def test_pretrain_learns_a_small_language(make_recipe: MakeRecipe) -> None:
     entropy = PreparedText.open(recipe.folder / "corpus" / "heldout" / "stories").unigram_entropy
     figures = lines(recipe, "evaluation")[-1]["stories"]
     assert figures["mlm_loss"] < 0.8 * entropy
-    assert figures["mlm_accuracy"] > 0.2
+    assert figures["mlm_accuracy"] > 0.15
     assert lines(recipe, "left_plateau")
 
 
