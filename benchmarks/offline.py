@@ -2,8 +2,7 @@
 
 This model runs through the service's own backend, with texts sorted by length or in their order. Other engines compute
 padded batches, sorted by length. They take turns, so a busy machine slows all: read the ratios. With `--processes 2`
-each has two processes that share the texts and the threads, as the service has on two cores. The share of the matmul
-peak counts only necessary operations.
+each has two processes that share the texts and the threads, as the service has on two cores.
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ from app.inference.contract import BackendConfig, Head, Kind, Part, Query
 from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend
 from benchmarks import checkpoints, results, texts
-from model import Encoding, PackedBatch, load_checkpoint
+from model import Encoding
 from model.inference.cpu_features import available_cpus, has_native_bfloat16
-from training.loop.flops import encoder_flops
-from training.runtime.device import matmul_peak
 
 Scorer = Callable[[Sequence[str]], list[list[float]]]
 """Texts to probabilities of the labels, in the same order."""
@@ -329,14 +326,6 @@ def take_turns(
     return speeds, differences
 
 
-def useful_flops(sentiment: Path, given: Sequence[str]) -> float:
-    """Operations of the encoder per sentence: no padding, and in the last layer `[CLS]` only."""
-    checkpoint = load_checkpoint(sentiment)
-    limit = checkpoint.config.max_position_embeddings
-    ids = [checkpoint.tokenizer.encode(text, max_length=limit, truncate=True).input_ids for text in given]
-    return encoder_flops(checkpoint.config, PackedBatch.pack(ids, outputs=[(0,)] * len(ids))) / len(ids)
-
-
 def native_dtypes() -> list[str]:
     """Precisions that this processor multiplies in hardware, fastest last. Emulated bfloat16 takes 100 times as
     long."""
@@ -359,20 +348,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         crew = Crew(options.processes, threads, directories, options.dtypes, Path(folder))
         speeds, differences = take_turns(fastest_batches(crew.scorers, given), given, options.rounds)
-    flops = useful_flops(directories[1], given)
-    peaks = {d: matmul_peak(torch.device("cpu"), getattr(torch, d), 1.0) for d in options.dtypes if d != "int8"}
     rows = {}
     for (name, dtype, batch), own in speeds.items():
         faster = results.ratio(speeds["ours", dtype, 0], own)
-        share = median(own) * flops / peaks[dtype] if dtype in peaks else None
         engine = ENGINES.get(name)
         settings = engine.described(dtype, batch) if engine else "packed batches of 2,048 tokens"
-        rows[f"{name}, {dtype}"] = [median(own), faster, share, *differences[name, dtype, batch], settings]
-    columns = {"sentences/s": ",.0f", "ours ÷ this row": "", "share of peak": ".0%"}
-    columns |= {"other answers": ".1%", "largest difference": ".4f"}
-    shown = ", ".join(f"{dtype} {peak / 1e9:,.0f} GFLOP/s" for dtype, peak in peaks.items())
-    notes = f"{len(given)} sentences of {flops / 1e6:.0f} MFLOP, {options.rounds} rounds, {options.processes} processes"
-    notes += f", threads in each: {threads}; matmul peak {shown}."
+        rows[f"{name}, {dtype}"] = [median(own), faster, *differences[name, dtype, batch], settings]
+    columns = {"sentences/s": ",.0f", "ours ÷ this row": "", "other answers": ".1%", "largest difference": ".4f"}
+    notes = f"{len(given)} sentences, {options.rounds} rounds, {options.processes} processes"
+    notes += f"; threads in each: {threads}."
     made = results.result(columns | {"settings": ""}, rows, notes, PACKAGES)
     results.publish(made, options.json)
 
