@@ -142,7 +142,7 @@ class ProcessPool:
                 self._free = [other for other in self._free if other != number]
                 del self._processes[number]
                 process = await self._replace(number, server)
-                logger.info("inference process %d is replaced", number)
+                logger.info("inference process %d was replaced", number)
         except BackendDiedError as error:
             await asyncio.sleep(0)  # until the batches of the process have failed with ProcessDiedError
             self._end(error)

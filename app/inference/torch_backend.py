@@ -449,9 +449,7 @@ def _log_int8_speed(config: BertConfig, wanted: str) -> None:
     elif wanted == "int8":
         logger.info("%s", times)
     elif in_int8 * POLICY.min_int8_speedup < seconds:
-        logger.info(
-            "%s: BERT_DTYPE=int8 is faster on this processor; compare its answers to your own texts first", times
-        )
+        logger.info("%s: BERT_DTYPE=int8 is faster on this processor; try it on your own texts first", times)
 
 
 def _resolve_dtype(dtype: str, device: str) -> str:

@@ -18,7 +18,6 @@ LINES = 10
 """Newest lines of the log whose mean, plus two standard errors, is compared with the unigram entropy. They are a tenth
 of a short run or 500 steps of a long one. Single lines of a short run have only a few hundred masked tokens."""
 
-
 MARGIN = 0.2
 """Nats by which the loss must be lower than the unigram entropy. A network that knows word frequencies only can come
 closer, because those of the last examples differ from those of the corpus."""
