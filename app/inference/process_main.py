@@ -26,6 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from app.errors import BackendDiedError
@@ -55,6 +56,9 @@ KILLED = (
 _NICE = 5
 """Inference processes have a lower priority: while the HTTP process waits for a core, batches cannot fill up."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_THREADS = Path("/proc/self/task")
+_THREAD_END_SECONDS = 5.0
+"""Time for threads to end before a fork. A library may have started one that never ends."""
 
 
 def frame(body: bytes) -> bytes:
@@ -88,12 +92,14 @@ def run_fork_server(control: socket.socket, config: BackendConfig) -> None:
         backend = TorchBackend(config, one_process_per_thread=forks)
         # Loading starts OpenMP's threads, which belong to the thread that computed. They end with it, so that forks can
         # start their own. A process that does not fork goes on in that thread, which has selected the GPU.
+        threads = set(_THREADS.iterdir()) if forks else set()
         with ThreadPoolExecutor(1, "inference") as loader, suppress(BrokenPipeError, ConnectionResetError):
             loaded = loader.submit(_load, backend).result()
             control.sendall(pickled(loaded))
             if not isinstance(loaded, Exception):
                 if forks and loaded.device == "cpu":
                     loader.shutdown()
+                    _wait_for_end_of_others(threads)
                     _fork_on_request(backend, control)
                 else:
                     connection, number = _receive(control)
@@ -121,6 +127,14 @@ def _receive(control: socket.socket) -> tuple[socket.socket, int]:
     if not files:
         raise ConnectionResetError
     return socket.socket(fileno=files[0]), int.from_bytes(number, "little")
+
+
+def _wait_for_end_of_others(threads: set[Path]) -> None:
+    """Wait until only these threads run. `join` returns before a thread has freed MKL's memory, and a fork at that
+    moment inherits MKL's lock: its first batch would never end."""
+    until = time.monotonic() + _THREAD_END_SECONDS
+    while not threads.issuperset(_THREADS.iterdir()) and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def _fork_on_request(backend: TorchBackend, control: socket.socket) -> None:

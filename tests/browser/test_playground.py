@@ -33,6 +33,21 @@ def asked(page: Page) -> list[Request]:
     return requests
 
 
+def route_first(page: Page, url: str, handle: Callable[[Route], object]) -> None:
+    """Handle the first request, and let the others through. Playwright's `times=1` would end the interception while
+    another request may be on its way, and that would fail."""
+    routes: list[Route] = []
+
+    def first(route: Route) -> None:
+        routes.append(route)
+        if len(routes) == 1:
+            handle(route)
+        else:
+            route.fallback()
+
+    page.route(url, first)
+
+
 def until(page: Page, condition: Callable[[], object]) -> None:
     """Wait for a condition while the page goes on."""
     end = time.monotonic() + PATIENCE / 1000
@@ -321,7 +336,7 @@ def test_late_answer_to_an_old_question_is_not_shown(open_page: OpenPage) -> Non
     page = open_page("/#next-sentence")
     answered(page)
     held: list[Route] = []
-    page.route("**/next-sentence", lambda route: held.append(route), times=1)
+    route_first(page, "**/next-sentence", held.append)
     page.get_by_label("A text", exact=True).fill("first")
     until(page, lambda: held)
     with page.expect_response("**/next-sentence"):
@@ -336,7 +351,7 @@ def test_old_answer_is_cleared_while_the_service_is_slow(open_page: OpenPage) ->
     page = open_page("/#sentiment")
     answered(page)
     held: list[Route] = []
-    page.route("**/sentiment", lambda route: held.append(route), times=1)
+    route_first(page, "**/sentiment", held.append)
     page.get_by_label("An opinion").fill("good")
     page.locator("[aria-busy=true]").get_by_text("Waiting for the service…").wait_for()
     assert page.locator("#sentiment output").inner_text() == ""
@@ -439,7 +454,7 @@ def test_loading_service_is_asked_again(open_page: OpenPage) -> None:
         route.fulfill(status=503, json=problem, headers={"Retry-After": "1"})
 
     page = open_page("/info")
-    page.route("**/fill-mask", loading, times=1)
+    route_first(page, "**/fill-mask", loading)
     page.goto("/")
     page.get_by_text("The service is loading. Trying again…").wait_for()
     assert "tokens" in answered(page)

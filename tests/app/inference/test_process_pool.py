@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import signal
@@ -21,7 +22,8 @@ import pytest_asyncio
 import torch
 
 from app.errors import BackendDiedError, ProcessDiedError, SettingsError
-from app.inference.contract import BackendConfig, BatchResult, Head, Kind, Part, Query, Words
+from app.inference import process_main
+from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Head, Kind, Part, Query, Words
 from app.inference.frames import read_batch
 from app.inference.process_main import pickled
 from app.inference.process_pool import ProcessPool
@@ -385,6 +387,40 @@ async def test_process_pool_fork_that_fails_is_told(pretrained: Path, sentiment:
     backend = pool_of(pretrained, sentiment, threads=2, logs=logs)
     with pytest.raises(BlockingIOError, match="no room for another process"):
         await backend.load(ignore)
+    await backend.aclose()
+
+
+class LoadsInSlowlyEndingThread:
+    """A filter of a log; where it is made, the thread that loads takes a moment to end, and nothing can be forked
+    before."""
+
+    def __init__(self) -> None:
+        self.free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: time.sleep(0.3))
+        self.key = ctypes.c_uint()
+        self.system = ctypes.CDLL(None)
+        self.system.pthread_key_create(ctypes.byref(self.key), self.free)
+        self.threads = set(Path("/proc/self/task").iterdir())
+        self.real_load, self.real_fork = process_main._load, os.fork
+        process_main._load, os.fork = self.load, self.fork
+
+    def load(self, backend: TorchBackend) -> BackendInfo | Exception:
+        self.system.pthread_setspecific(self.key, ctypes.c_void_p(1))
+        return self.real_load(backend)
+
+    def fork(self) -> int:
+        if not self.threads.issuperset(Path("/proc/self/task").iterdir()):
+            raise BlockingIOError(11, "a thread has not ended")
+        return self.real_fork()
+
+
+@pytest.mark.usefixtures("without_torch")
+async def test_process_pool_forks_after_the_loading_thread_has_ended(
+    pretrained: Path, sentiment: Path, tokenizer: Tokenizer
+) -> None:
+    logs = {"version": 1, "filters": {"first": {"()": f"{__name__}.LoadsInSlowlyEndingThread"}}}
+    backend = pool_of(pretrained, sentiment, threads=2, logs=logs)
+    await backend.load(ignore)
+    assert len((await backend.run("sentiment", [sentiment_part(tokenizer)])).outputs) == 1
     await backend.aclose()
 
 
