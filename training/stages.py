@@ -323,12 +323,16 @@ class Pipeline:
                     "the recipe has no [distill]: name a classifier, distill.teacher=runs/big/sentiment, "
                     "or learn from this run's own teachers, distill.weight=0.5"
                 )
-            return [self.texts, self.labelled, *self.teachers, self.soft_labels]
+            return [*self._labelled_text(), *self.teachers, self.soft_labels]
         if command == "evaluate":
             return [self.baseline] if self.has_labels else []
         if not self.has_labels:
             raise RunError("finetune.train has no source to train a classifier on")
-        return [self.texts, self.labelled, *self.seeds.values()]
+        return [*self._labelled_text(), *self.seeds.values()]
+
+    def _labelled_text(self) -> list[Stage]:
+        """The stages of the labelled text that a training needs: where its token ids are, the text may be missing."""
+        return [self.labelled] if self.labelled.record is not None else [self.texts, self.labelled]
 
     def commands(self) -> list[str]:
         """The commands of `all`, in order."""

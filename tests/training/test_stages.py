@@ -207,6 +207,8 @@ def test_pipeline_without_its_text_uses_what_was_made_from_it(recipe: Recipe, ca
     assert "stories.txt" in caplog.text
     assert "what was prepared from it is used" in caplog.text
     assert made(recipe, "prepare")
+    shutil.rmtree(Pipeline(recipe).texts.folder)
+    assert [stage.name for stage in Pipeline(recipe).of("finetune")] == ["labelled", "finetune"]
     with pytest.raises(MissingTextError, match=r"other\.txt"):
         keys(recipe, 'corpus.sources=[{path="other.txt"}]')
 
