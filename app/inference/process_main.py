@@ -99,7 +99,7 @@ def run_fork_server(control: socket.socket, config: BackendConfig) -> None:
             if not isinstance(loaded, Exception):
                 if forks and loaded.device == "cpu":
                     loader.shutdown()
-                    _wait_for_end_of_others(threads)
+                    _wait_for_other_threads(threads)
                     _fork_on_request(backend, control)
                 else:
                     connection, number = _receive(control)
@@ -129,9 +129,9 @@ def _receive(control: socket.socket) -> tuple[socket.socket, int]:
     return socket.socket(fileno=files[0]), int.from_bytes(number, "little")
 
 
-def _wait_for_end_of_others(threads: set[Path]) -> None:
-    """Wait until only these threads run. `join` returns before a thread has freed MKL's memory, and a fork at that
-    moment inherits MKL's lock: its first batch would never end."""
+def _wait_for_other_threads(threads: set[Path]) -> None:
+    """Wait until only these threads run. `shutdown` returns before a thread has freed MKL's memory. A fork at that
+    moment inherits the lock of that memory, and its first batch never ends."""
     until = time.monotonic() + _THREAD_END_SECONDS
     while not threads.issuperset(_THREADS.iterdir()) and time.monotonic() < until:
         time.sleep(0.001)
