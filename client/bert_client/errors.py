@@ -21,10 +21,10 @@ class UnexpectedAnswerError(BertServiceError):
 
 
 class ProblemError(BertServiceError):
-    """The service, or a proxy in front of it, has refused.
+    """The service, or a proxy in front of it, has refused. So has the client, if it cannot send an input.
 
     Attributes:
-        status: HTTP status.
+        status: HTTP status; None for an input that was not sent.
         code: Kind of problem, such as `queue_full`; `no_problem_document` for a refusal by a proxy;
             `unexpected_answer` (status 200) for an input of a list or stream whose answer is not the service's.
             If a request has several invalid inputs, all their errors have the code of the first.
@@ -34,7 +34,12 @@ class ProblemError(BertServiceError):
     """
 
     def __init__(
-        self, status: int, code: str, detail: str, request_id: str | None = None, errors: tuple[FieldProblem, ...] = ()
+        self,
+        status: int | None,
+        code: str,
+        detail: str,
+        request_id: str | None = None,
+        errors: tuple[FieldProblem, ...] = (),
     ) -> None:
         super().__init__(status, code, detail, request_id, errors)
         self.status = status
@@ -45,7 +50,9 @@ class ProblemError(BertServiceError):
 
     def __str__(self) -> str:
         index = self.input_index
-        return f"{'' if index is None else f'input {index}: '}{self.detail} ({self.status} {self.code})"
+        place = "" if index is None else f"input {index}: "
+        status = "" if self.status is None else f"{self.status} "
+        return f"{place}{self.detail} ({status}{self.code})"
 
     @property
     def input_index(self) -> int | None:

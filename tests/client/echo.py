@@ -50,6 +50,7 @@ class Echo(ThreadingHTTPServer):
         self.refuse = refuse
         self.limits = dict(LIMITS)
         self.hides_info = False
+        self.info_problem: dict[str, Any] | None = None
         self.models: list[dict[str, Any]] = []
         self.paths: list[str] = []
         """Targets of all requests. A client that uses this server as its proxy sends the whole address."""
@@ -71,6 +72,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.paths.append(self.path)
         if self.server.hides_info:
             self.answer(404, "<html>not found</html>")
+            return
+        if self.server.info_problem:
+            self.answer(self.server.info_problem["status"], json.dumps(self.server.info_problem))
             return
         info = {"status": "ready", "limits": self.server.limits, "models": self.server.models}
         self.answer(200, json.dumps(info))

@@ -111,32 +111,39 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         calls.check_inputs(inputs)
         window: deque[asyncio.Task[list[T | ProblemError]]] = deque()
         failures = FailureCounter()
-        errors: list[Exception] = []
         try:
-            async for chunk in self._chunks(call, _until_error(inputs, errors)):
+            async for chunk in self._chunks(call, inputs):
                 while window and (chunk is None or len(window) == self._concurrency):
                     for outcome in await window.popleft():
                         yield outcome
                 if chunk:
                     window.append(asyncio.create_task(self._run(self._exchange.answer(call, chunk, failures))))
-            if errors:
-                raise errors[0]
         finally:
             for task in window:
                 task.cancel()
             await asyncio.gather(*window, return_exceptions=True)
 
-    async def _chunks(self, call: Call[T], inputs: AsyncIterable[Any]) -> AsyncIterator[Chunk | None]:
-        """The inputs in chunks, and None in place of `FLUSH`."""
+    async def _chunks(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[Chunk | None]:
+        """The inputs in chunks, and None in place of `FLUSH` and at the end. An error, of `inputs` or of `/info`, is
+        raised after the inputs before it are answered."""
         chunker = Chunker(call.parameters)
-        async for given in inputs:
-            if given is calls.FLUSH:
-                for chunk in chunker.rest():
+        try:
+            async for given in inputs if isinstance(inputs, AsyncIterable) else _as_async(inputs):
+                if given is calls.FLUSH:
+                    for chunk in chunker.rest():
+                        yield chunk
+                    yield None
+                    continue
+                for chunk in chunker.push(calls.encode(given), await self._run(self._exchange.request_limits())):
                     yield chunk
-                yield None
-                continue
-            for chunk in chunker.push(calls.encode(given), await self._run(self._exchange.request_limits())):
+        except Exception:
+            for chunk in chunker.rest():
                 yield chunk
+            yield None
+            raise
+        for chunk in chunker.rest():
+            yield chunk
+        yield None
 
     async def _run(self, flow: Flow[T]) -> T:
         outcome: Outcome = None
@@ -169,15 +176,6 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         return http
 
 
-async def _until_error(inputs: Inputs[Any], errors: list[Exception]) -> AsyncIterator[Any]:
-    """The inputs, then `FLUSH`. An error of a generator ends them, and is kept until earlier inputs are answered."""
-    try:
-        if isinstance(inputs, AsyncIterable):
-            async for given in inputs:
-                yield given
-        else:
-            for given in inputs:
-                yield given
-    except Exception as error:
-        errors.append(error)
-    yield calls.FLUSH
+async def _as_async(inputs: Iterable[T]) -> AsyncIterator[T]:
+    for given in inputs:
+        yield given

@@ -191,7 +191,7 @@ def encode(given: Any) -> Encoded:
         return _to_json({"text": value[0], "text_pair": value[1]})
     else:
         found = f"a {type(given).__name__} of {', '.join(type(part).__name__ for part in value[:3]) or 'nothing'}"
-    return InvalidInputError(422, "invalid_input", f"an input is a string or a pair of two strings, not {found}")
+    return InvalidInputError(None, "invalid_input", f"an input is a string or a pair of two strings, not {found}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,27 +116,32 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         ended = threading.Event()
         window: deque[Future[list[T | ProblemError]]] = deque()
         failures = FailureCounter()
-        errors: list[Exception] = []
         try:
-            for chunk in self._chunks(call, _until_error(inputs, errors)):
+            for chunk in self._chunks(call, inputs):
                 while window and (chunk is None or len(window) == self._concurrency):
                     yield from window.popleft().result()
                 if chunk:
                     window.append(self._run_in_thread(self._exchange.answer(call, chunk, failures), ended))
-            if errors:
-                raise errors[0]
         finally:
             ended.set()
 
     def _chunks(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[Chunk | None]:
-        """The inputs in chunks, and None in place of `FLUSH`."""
+        """The inputs in chunks, and None in place of `FLUSH` and at the end. An error, of `inputs` or of `/info`, is
+        raised after the inputs before it are answered."""
         chunker = Chunker(call.parameters)
-        for given in inputs:
-            if given is calls.FLUSH:
-                yield from chunker.rest()
-                yield None
-            else:
-                yield from chunker.push(calls.encode(given), self._run(self._exchange.request_limits()))
+        try:
+            for given in inputs:
+                if given is calls.FLUSH:
+                    yield from chunker.rest()
+                    yield None
+                else:
+                    yield from chunker.push(calls.encode(given), self._run(self._exchange.request_limits()))
+        except Exception:
+            yield from chunker.rest()
+            yield None
+            raise
+        yield from chunker.rest()
+        yield None
 
     def _run_in_thread(self, flow: Flow[T], ended: threading.Event) -> Future[T]:
         """Run a flow in a thread that does not keep the program from ending."""
@@ -183,13 +188,3 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         if http is None:
             raise ConnectionFailedError("the client is closed")
         return http
-
-
-def _until_error(inputs: Iterable[Any], errors: list[Exception]) -> Iterator[Any]:
-    """The inputs, then `FLUSH`. An error of a generator ends them, and is kept until earlier inputs are answered."""
-    try:
-        for given in inputs:  # noqa: UP028 (`yield from` would close the caller's file when the stream is left)
-            yield given
-    except Exception as error:
-        errors.append(error)
-    yield calls.FLUSH

@@ -255,7 +255,7 @@ class Exchange:
         This is assumed if a proxy hides `/info`. It is also assumed until a response was the service's, because a job
         at a wrong address does not wait. But a gateway's status above 500 means that the service is unavailable.
         """
-        if not self.is_known and problem.status > 500:
+        if not self.is_known and (problem.status or 0) > 500:
             return False
         if send.path == _INFO or not self.is_known or self.info == HIDDEN_INFO:
             return True

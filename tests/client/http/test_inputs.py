@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_client import AsyncBertClient, BertClient, InvalidInputError, LabelResult, ProblemError
+from bert_client import AsyncBertClient, BertClient, InvalidInputError, LabelResult, ProblemError, UnauthorizedError
 from bert_client.http.calls import FLUSH, PairDict
-from tests.client.echo import serve
+from tests.client.echo import Echo, problem_document, serve
 
 pd = pytest.importorskip("pandas")
 ROOT = Path(__file__).parents[3]
@@ -120,6 +121,55 @@ async def test_async_client_stream_answers_what_a_generator_gave_before_its_erro
                 await anext(stream)
 
 
+def lose_info(echo: Echo) -> threading.Event:
+    """Refuse the request of "a" and "b" as too large, so the client asks for `/info` again, and then refuse `/info`.
+
+    The event is set when the client sends the parts of the refused request.
+    """
+    is_divided = threading.Event()
+    echo.limits["max_client_batch"] = 2
+
+    def refuse(inputs: list[str]) -> dict[str, Any] | None:
+        if inputs == ["a", "b"]:
+            echo.info_problem = problem_document(401, "unauthorized", "the key was changed", {})
+            return problem_document(413, "too_large", "send fewer inputs", {})
+        is_divided.set()
+        return None
+
+    echo.refuse = refuse
+    return is_divided
+
+
+def test_client_stream_answers_what_it_read_before_an_error_of_info() -> None:
+    def texts() -> Iterator[str]:
+        yield from "abc"
+        assert is_divided.wait(120)
+        yield "not sent"
+
+    outcomes = []
+    with serve() as echo, BertClient(echo.url) as client:
+        is_divided = lose_info(echo)
+        with pytest.raises(UnauthorizedError, match="the key was changed"):
+            outcomes.extend(client.sentiment_stream(texts()))
+    assert list(map(label, outcomes)) == ["a", "b", "c"]
+
+
+async def test_async_client_stream_answers_what_it_read_before_an_error_of_info() -> None:
+    async def texts() -> AsyncIterator[str]:
+        for text in "abc":
+            yield text
+        assert await asyncio.to_thread(is_divided.wait, 120)
+        yield "not sent"
+
+    with serve() as echo:
+        is_divided = lose_info(echo)
+        async with AsyncBertClient(echo.url) as client:
+            stream = client.sentiment_stream(texts())
+            assert [label(await anext(stream)) for _ in range(3)] == ["a", "b", "c"]
+            with pytest.raises(UnauthorizedError, match="the key was changed"):
+                await anext(stream)
+
+
 async def test_async_client_calls_wait_for_a_connection_as_long_as_others_have_it() -> None:
     def slow(_: list[Any]) -> None:  # two of them take longer than the timeout
         time.sleep(0.6)
@@ -137,8 +187,10 @@ def test_client_input_that_is_no_text_raises(wrong: Any) -> None:
             client.sentiment(["text"] * 20 + [wrong])
         assert raised.value.input_index == 20
         assert str(raised.value).startswith("input 20: an input is a string")
-        with pytest.raises(InvalidInputError, match=f"^an input is a string.* not {type(wrong).__name__}"):
+        with pytest.raises(InvalidInputError, match=f"^an input is a string.* not {type(wrong).__name__}") as raised:
             client.sentiment(wrong)
+    assert raised.value.status is None  # because it was not sent
+    assert str(raised.value).endswith(f"not {type(wrong).__name__} (invalid_input)")
 
 
 @pytest.mark.parametrize(
