@@ -54,7 +54,7 @@ COPY --from=requirements /srv/train.txt .
 RUN python3 -m pip --python /opt/venv/bin/python install -c constraints.txt -r train.txt
 
 FROM builder AS package
-COPY pyproject.toml README.md LICENSE ./
+COPY bert_service.py pyproject.toml README.md LICENSE ./
 COPY app app
 COPY client client
 COPY model model

@@ -45,4 +45,7 @@ def _exit(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 
 if __name__ == "__main__":
+    from bert_service import check_packages
+
+    check_packages("bert-serve", "model")
     serve()

@@ -42,6 +42,12 @@ def test_model_knows_neither_app_nor_training_nor_http(file: Path) -> None:
     assert not imports(file) & ({"app", "training"} | HTTP)
 
 
+def test_bert_service_loads_a_package_only_when_its_command_runs() -> None:
+    found = {module.partition(".")[0] for module in imports(ROOT / "bert_service.py")}
+    assert found <= sys.stdlib_module_names | {"app", "training"}
+    assert not loaded_by("import bert_service") & {"app", "model", "training"}
+
+
 @pytest.mark.parametrize("file", sources("client"), ids=name)
 def test_client_needs_httpx_only(file: Path) -> None:
     found = {module.partition(".")[0] for module in imports(file)}

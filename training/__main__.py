@@ -19,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    from bert_service import check_packages
+
+    check_packages("bert-train", "model")
     code = main()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # the interpreter of a rank can abort at its exit, all being saved
         sys.stdout.flush()

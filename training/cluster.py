@@ -21,7 +21,7 @@ MAX_RESTARTS = 3
 
 
 def launch(processes: int, arguments: Sequence[str]) -> None:
-    """Run `python -m training ARGUMENTS` as `processes` ranks, one per GPU if the cluster has any, until it is
+    """Run `bert-train ARGUMENTS` as `processes` ranks, one per GPU if the cluster has any, until it is
     finished.
 
     Raises:

@@ -1,5 +1,5 @@
-"""python -m training COMMAND RECIPE [--data FOLDER] [key=value ...]
-python -m training classify TABLE --output FOLDER [key=value ...]"""
+"""bert-train COMMAND RECIPE [--data FOLDER] [key=value ...]
+bert-train classify TABLE --output FOLDER [key=value ...]"""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         finished = False
     if not finished:
-        print(f"stopped; to continue: python -m training {shlex.join(arguments)}", file=sys.stderr)
+        print(f"stopped; to continue: bert-train {shlex.join(arguments)}", file=sys.stderr)
     return 0 if finished else STOPPED
 
 
@@ -208,7 +208,7 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
         finished = COMMANDS[parsed.command][0](pipeline, **options) is not False
     following = dict(itertools.pairwise(pipeline.commands())).get(parsed.command)
     if finished and following and not options.get("weights") and os.environ.get("RANK", "0") == "0":
-        logger.info("next: %s", shlex.join(["python", "-m", "training", following, *arguments[1:]]))
+        logger.info("next: %s", shlex.join(["bert-train", following, *arguments[1:]]))
     return finished
 
 

@@ -17,6 +17,7 @@ from opentelemetry.sdk import environment_variables
 
 from app.settings import PREFIX, Settings, parse_flags
 from bert_client.command import main as cli
+from training.command import _parser as training_parser
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -66,6 +67,10 @@ def _make(arguments: list[str], _: dict[str, str]) -> None:
 
 def _bert_serve(arguments: list[str], given: dict[str, str]) -> None:
     Settings.read(given, parse_flags([argument for argument in arguments if argument != "--help"]))
+
+
+def _bert_train(arguments: list[str], _: dict[str, str]) -> None:
+    training_parser().parse_known_args(arguments)  # overrides of the recipe are left over
 
 
 def _bert(arguments: list[str], given: dict[str, str]) -> None:
@@ -173,6 +178,7 @@ def _anything(arguments: list[str], _: dict[str, str]) -> None:
 _PROGRAMS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     "bert": _bert,
     "bert-serve": _bert_serve,
+    "bert-train": _bert_train,
     "cd": _anything,
     "curl": _anything,
     "docker": _docker,

@@ -45,6 +45,8 @@ def test_distribution_is_built_from_its_sources_and_serves_the_shipped_weights(t
     program = "from training import recipe; print(recipe.load_recipe('shipped').name, recipe.__file__)"
     read = run("-c", program, env=os.environ | elsewhere)
     assert read == f"shipped {installed / 'training' / 'recipe.py'}\n"
+    usage = run(str(installed / "bin" / "bert-train"), "--help", env=os.environ | elsewhere)
+    assert usage.startswith("usage: bert-train ")
     with running(elsewhere) as service:
         service.until_ready()
         assert service.ask("A wonderful film.").json()["results"][0]["predictions"][0]["label"] == "POSITIVE"

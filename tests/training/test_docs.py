@@ -140,10 +140,10 @@ def test_commands_of_the_page_run(workplace: Path, monkeypatch: pytest.MonkeyPat
 
 
 def run_training(command: str) -> None:
-    """Run `python -m training ...` in this process."""
+    """Run `bert-train ...` in this process."""
     words = shlex.split(small(command))
-    assert words[:3] == ["python", "-m", "training"]
-    assert main(words[3:]) == 0, command
+    assert words[0] == "bert-train"
+    assert main(words[1:]) == 0, command
 
 
 def small(command: str) -> str:

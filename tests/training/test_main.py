@@ -31,7 +31,7 @@ SENTENCES = ("The old sailor found a green boat.", "It was brilliant.")
 
 @pytest.fixture(scope="module")
 def trained(recipe_file: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of `python -m training all`, from text to exported directories."""
+    """The run folder of `bert-train all`, from text to exported directories."""
     run = tmp_path_factory.mktemp("all")
     train_all(run, recipe_file, data)
     return run / "tiny"
@@ -330,12 +330,12 @@ def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
     vocabulary = rf"vocabulary of \d+ pieces in {tmp_path}/tiny/stages/tokenizer-\w+"
     assert re.fullmatch(vocabulary, caplog.messages[-2])
     arguments = f"{recipe_file} --data {data} run={tmp_path}"
-    assert caplog.messages[-1] == f"next: python -m training prepare {arguments}"
+    assert caplog.messages[-1] == f"next: bert-train prepare {arguments}"
     assert main(["prepare", str(recipe_file), *places]) == 0
     corpus = rf"\d+ documents with [\d,]+ tokens in {tmp_path}/tiny/stages/corpus-\w+, unigram entropy \d.\d\d nats"
     assert any(re.fullmatch(corpus, message) for message in caplog.messages)
     assert (tmp_path / "tiny" / "labelled" / "train" / "manifest.json").is_file()
-    assert caplog.messages[-1] == f"next: python -m training pretrain {arguments}"
+    assert caplog.messages[-1] == f"next: bert-train pretrain {arguments}"
 
 
 def test_command_line_list_and_clean_know_which_results_are_needed(
@@ -407,7 +407,7 @@ def test_command_line_names_the_next_stage_of_the_recipe(
     caplog.set_level("INFO")
     monkeypatch.setitem(command_line.COMMANDS, command, (lambda _pipeline, **_options: None, ""))
     assert main([command, "quick", *overrides]) == 0
-    assert caplog.messages[-1].startswith(f"next: python -m training {following} quick")
+    assert caplog.messages[-1].startswith(f"next: bert-train {following} quick")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -420,7 +420,7 @@ def test_command_line_signal_while_preparing_says_how_to_continue(
 
     monkeypatch.setitem(command_line.COMMANDS, "prepare", (interrupted, ""))
     assert main(["prepare", "quick", "run=/no where"]) == 130
-    assert "to continue: python -m training prepare quick 'run=/no where'" in capsys.readouterr().err
+    assert "to continue: bert-train prepare quick 'run=/no where'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["tokenizer", "prepare", "distill", "evaluate", "export", "all"])

@@ -85,7 +85,7 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     recipe = parse_recipe(values, "the recipe of classify")  # checked before anything is written
     if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE_LABEL):
         values["finetune"]["pretrained"] = str(choose_start(recipe))
-    recipe = write_recipe(output, values, f"python -m training {shlex.join(arguments)}")
+    recipe = write_recipe(output, values, f"bert-train {shlex.join(arguments)}")
     return Plan(recipe, "\n".join(_summary(given, stated, found, labels)))
 
 

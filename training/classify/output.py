@@ -48,7 +48,7 @@ def write_recipe(output: Path, values: Mapping[str, Any], command: str) -> Recip
     """
     file = output / RECIPE
     command = re.sub(r"[\x00-\x1f\x7f]", " ", command)  # a line break would end the comment
-    text = f"# Written by: {command}\n# The same again: python -m training all {RECIPE}\n\n{toml.document(values)}"
+    text = f"# Written by: {command}\n# The same again: bert-train all {RECIPE}\n\n{toml.document(values)}"
     try:
         content = text.encode()
     except UnicodeEncodeError as error:

@@ -50,14 +50,13 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: Mapp
         task=task,
         title=title,
         description=trained.description,
-        command=f"python -m training all {arguments}",
+        command=f"bert-train all {arguments}",
         start=f"`{start}`" if start else default_start,
         teachers=_teachers_line(trained) if name == "sentiment" else "",
         run=_run_line(run),
         resolved=RESOLVED,
         data="\n".join(_source_line(source, notes.get(source_name(source), source.note)) for source in sources),
-        figures=_figures(recipe, name, target, weights)
-        or f"Not evaluated: run `python -m training evaluate {arguments}`.",
+        figures=_figures(recipe, name, target, weights) or f"Not evaluated: run `bert-train evaluate {arguments}`.",
         limits="\n".join(["## Limits", "", *(f"- {line}" for line in trained.limits)] if trained.limits else []),
     )
     (target / "README.md").write_text(card.rstrip() + "\n", encoding="utf-8")

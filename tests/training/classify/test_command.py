@@ -208,7 +208,7 @@ def test_classify_trains_evaluates_exports_and_repeats(
     assert squeezed(capsys.readouterr().out).endswith(first[first.index("| test set |") :])
     assert Path("my model", "model", "model.safetensors").read_bytes() == weights
     line = Path("my model", "recipe.toml").read_text().splitlines()[0]
-    assert line == f"# Written by: python -m training {shlex.join(command)}"
+    assert line == f"# Written by: bert-train {shlex.join(command)}"
 
     write_csv(tmp_path / "my reviews.csv", only(reviews(80), "title", "body", "sentiment"))
     assert main(command) == 0

@@ -220,7 +220,7 @@ def test_card_has_the_recipe_that_was_trained_and_not_the_command_line_of_now(ru
     for target in export(Pipeline(run)):
         card = (target / "README.md").read_text()
         command = "all tiny.toml pretrain.tokens=2560 'finetune.seeds=[5, 6]' finetune.epochs=0.5\n"
-        assert f"python -m training {command}" in card
+        assert f"bert-train {command}" in card
         assert "Seconds, for tests." in card
         exported = read_resolved(target)
         assert exported is not None
@@ -265,7 +265,7 @@ def test_card_has_no_figures_of_other_weights(run: Recipe) -> None:
     put_network(pipeline.pretrain, new_model(run.model_copy(update={"seed": 9}), tokenizer), tokenizer)
     (target, _) = export(Pipeline(run))
     card = (target / "README.md").read_text()
-    assert "Not evaluated: run `python -m training evaluate tiny.toml pretrain.tokens=2560 " in card
+    assert "Not evaluated: run `bert-train evaluate tiny.toml pretrain.tokens=2560 " in card
     assert "| stories " not in card
     assert not list(target.glob("*.png"))
 
@@ -351,8 +351,8 @@ def test_card_command_runs(
     recipe = load_recipe(str(here / "my recipes" / "own one.toml"), arguments)
     assert made(recipe, "finetune")
     (target,) = export(Pipeline(recipe))
-    (command,) = re.findall(r"^    (python -m training all .*)$", (target / "README.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^    (bert-train all .*)$", (target / "README.md").read_text(), re.MULTILINE)
     assert str(tmp_path) not in command
     monkeypatch.chdir(there)
-    assert main(shlex.split(command)[3:]) == 0
+    assert main(shlex.split(command)[1:]) == 0
     assert (there / "runs" / "tiny" / "export" / "sentiment" / "README.md").is_file()

@@ -267,7 +267,7 @@ def test_distill_interrupted_among_the_teachers_says_so_and_continues(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run", lambda self: self.config.seed == 1 and real(self))
         assert main(arguments) == STOPPED
-    assert "stopped; to continue: python -m training distill" in capsys.readouterr().err
+    assert "stopped; to continue: bert-train distill" in capsys.readouterr().err
     assert not list(recipe.folder.glob("stages/soft_labels-*"))
     assert main(arguments) == 0
     assert list(recipe.folder.glob("soft_labels/*/target_probs.npy"))

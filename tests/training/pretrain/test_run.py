@@ -139,7 +139,7 @@ def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
     status, _, errors = finish(process)
     assert status == 130
     assert "stopped by SIGTERM" in errors
-    assert f"to continue: python -m training pretrain {recipe_file}" in errors
+    assert f"to continue: bert-train pretrain {recipe_file}" in errors
     assert list(Pipeline(recipe).pretrain.folder.glob("state-*.pt"))
     assert not (recipe.folder / "pretrained").exists()
 
