@@ -91,8 +91,14 @@ class BertForSequenceClassification(nn.Module):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Batch whose output positions are each sequence's [CLS] -> logits (sequences, num_labels)"""
-        return self.classifier(self.dropout(self.pooler(self.encoder(batch))))
+        """Batch -> logits (sequences, num_labels)
+
+        Output positions, if given, are each sequence's [CLS], so that the last layer computes no others.
+        """
+        hidden = self.encoder(batch)
+        if batch.outputs is None:
+            hidden = hidden.index_select(0, batch.cu_seqlens[:-1])  # (sequences, hidden), of [CLS]
+        return self.classifier(self.dropout(self.pooler(hidden)))
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits (sequences, num_labels) -> scores of the same shape, as the pipeline of `transformers` computes them.

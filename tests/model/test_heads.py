@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from model import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch
-from tests.model.reference import randomise
+from model import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, load_checkpoint
+from tests.model.reference import Sequences, assert_same, randomise, save_theirs, their_answers, their_model
 
 CONFIG = BertConfig(
     vocab_size=30,
@@ -70,6 +71,16 @@ def test_next_sentence_head_has_two_logits_from_the_pooled_cls() -> None:
 def test_classifier_has_a_logit_per_label() -> None:
     model = BertForSequenceClassification(CONFIG.replace(id2label={0: "a", 1: "b", 2: "c"}))
     assert model(PackedBatch.pack([[1, 2], [3]], outputs=[[0], [0]])).shape == (2, 3)
+
+
+def test_classifier_without_outputs_reads_cls_of_each_sequence_as_transformers_does(tmp_path: Path) -> None:
+    theirs = their_model("BertForSequenceClassification", num_labels=3)
+    model = load_checkpoint(save_theirs(tmp_path, theirs), dtype=torch.float32).model
+    sequences = Sequences.random(37, longest=24)
+    with torch.no_grad():
+        logits = model(sequences.packed())
+    assert logits.shape == (5, 3)
+    assert_same({"labels": logits}, their_answers(theirs, sequences))
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.0, 0.0), (0.4, 0.4)])
