@@ -31,9 +31,11 @@ from training.finetune.distill import load_teachers
 from training.finetune.run import check_start
 from training.pretrain.run import load_pretrained
 from training.recipe import load_recipe
+from training.runtime.console import guard_console
 from training.runtime.device import configure_process
 from training.runtime.distributed import DistContext, distributed, world_size
 from training.runtime.lock import run_lock
+from training.runtime.signals import stop_signals
 from training.stages import LINKS, Pipeline
 
 logger = logging.getLogger(__name__)
@@ -113,9 +115,8 @@ def _megabytes(folder: Path) -> str:
 
 def _classify(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[str]) -> bool:
     planned = plan(parsed, overrides, arguments)
-    print(planned.summary, flush=True)
-    with logging_redirect_tqdm():
-        return _all(Pipeline(planned.recipe))
+    print(planned.summary)
+    return _all(Pipeline(planned.recipe))
 
 
 PARALLEL = ("pretrain", "finetune")
@@ -137,8 +138,10 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
 """Name -> function and its help. The function returns False if a signal ended it early."""
 
 
+@stop_signals(signal.default_int_handler)  # all like Ctrl-C, so that nothing is left half-written
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of a command: 0 when done, 1 after an error, 130 when stopped by a signal."""
+    guard_console()
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     # argparse leaves the overrides over, so they may stand before, between and after the options.
@@ -148,9 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.captureWarnings(True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that nothing is left half-written
     try:
-        finished = _run(parsed, overrides, arguments)
+        with logging_redirect_tqdm():
+            finished = _run(parsed, overrides, arguments)
     except torch.OutOfMemoryError as error:
         is_training = parsed.command in (*PARALLEL, "all", "classify")
         advice = "\nlower micro_batch_tokens" * is_training
@@ -203,9 +206,8 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     boards = ["tensorboard=true"] if parsed.tensorboard else []
     recipe = load_recipe(parsed.recipe, [*places, *boards, *overrides])
     options = {name: value for name, value in vars(parsed).items() if name in ("examples", "weights")}
-    with logging_redirect_tqdm():
-        pipeline = Pipeline(recipe)
-        finished = COMMANDS[parsed.command][0](pipeline, **options) is not False
+    pipeline = Pipeline(recipe)
+    finished = COMMANDS[parsed.command][0](pipeline, **options) is not False
     following = dict(itertools.pairwise(pipeline.commands())).get(parsed.command)
     if finished and following and not options.get("weights") and os.environ.get("RANK", "0") == "0":
         logger.info("next: %s", shlex.join(["bert-train", following, *arguments[1:]]))

@@ -17,20 +17,24 @@ ENVIRONMENT = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 
 
 def start(
-    *arguments: str, launcher: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    *arguments: str,
+    launcher: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    console: int = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
-    """`python -m training ...` with its standard output and errors in pipes.
+    """`python -m training ...` in its own process.
 
     Args:
         launcher: arguments before `-m training`, such as those of `torch.distributed.run`.
         environment: variables beside those of this process.
+        console: descriptor of standard output and errors, two pipes by default.
     """
     return subprocess.Popen(
         [sys.executable, *launcher, "-m", "training", *arguments],
         cwd=ROOT,
         env=ENVIRONMENT | dict(environment or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=console,
+        stderr=console,
         text=True,
         start_new_session=True,  # a process group, which some tests signal as a whole
     )

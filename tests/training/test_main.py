@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stdout
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import httpx
@@ -19,10 +22,12 @@ from transformers import AutoModelForPreTraining, AutoModelForSequenceClassifica
 
 from model import BertForPreTraining, BertForSequenceClassification, PackedBatch, load_checkpoint
 from tests.docs.answers import service
+from tests.training.commands import PATIENCE, finish, start
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import squeezed
 from training import command as command_line
 from training.command import main
+from training.recipe import load_recipe
 from training.stages import Pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -443,3 +448,78 @@ def test_command_line_full_disk_while_logging_is_one_clear_line(
     assert main(["pretrain", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
     assert re.search(r"No space left on device: '.*log\.jsonl'; free some space on its disk$", line)
+
+
+# --- the console ---------------------------------------------------------------------------------------------------
+
+ENDLESS = "pretrain.tokens=1_000_000_000"
+
+
+@contextmanager
+def hangup(disposition: signal.Handlers) -> Iterator[None]:
+    """Processes that are started here inherit what SIGHUP does, whatever started the tests."""
+    before = signal.signal(signal.SIGHUP, disposition)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def until_logged(folder: Path, lines: int = 1) -> None:
+    """Wait until N lines with means are in the log of a training."""
+    log, ends = folder / "log.jsonl", time.monotonic() + PATIENCE
+    while not (log.is_file() and log.read_text().count('"train"') >= lines):
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("opened", "number"), [(os.pipe, signal.SIGINT), (os.openpty, signal.SIGHUP)], ids=["pipe", "terminal"]
+)
+def test_console_that_is_closed_loses_no_training(
+    make_recipe: MakeRecipe, recipe_file: Path, opened: Callable[[], tuple[int, int]], number: signal.Signals
+) -> None:
+    recipe = make_recipe()
+    folder = Pipeline(load_recipe(str(recipe_file), [*recipe.overrides, ENDLESS])).pretrain.folder
+    reader, console = opened()
+    with hangup(signal.SIG_DFL):
+        process = start("pretrain", str(recipe_file), *recipe.overrides, ENDLESS, console=console)
+    os.close(console)
+    until_logged(folder)
+    os.close(reader)
+    process.send_signal(number)
+    assert finish(process)[0] == 130
+    (state,) = folder.glob("state-*.pt")
+    step = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])["step"]
+    assert state.name == f"state-{step:09d}.pt"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_console_on_a_full_disk_loses_no_training(make_recipe: MakeRecipe, recipe_file: Path) -> None:
+    recipe = make_recipe()
+    with Path("/dev/full").open("w") as full:
+        buffered = {"PYTHONUNBUFFERED": ""}  # buffered text is written once more at the end
+        arguments = "pretrain", str(recipe_file), *recipe.overrides, "pretrain.tokens=2560"
+        process = start(*arguments, environment=buffered, console=full.fileno())
+    assert finish(process)[0] == 0
+    load_checkpoint(recipe.folder / "pretrained")
+
+
+def test_console_escapes_letters_that_it_cannot_show(recipe_file: Path, data: Path, tmp_path: Path) -> None:
+    places = f"data={data}", f"run={tmp_path / 'läufe'}"
+    process = start("list", str(recipe_file), *places, environment={"PYTHONIOENCODING": "ascii"})
+    status, out, errors = finish(process)
+    assert (status, errors) == (0, "")
+    assert out.count(r"l\xe4ufe/tiny/stages/") == 7
+
+
+def test_training_that_ignores_hangups_goes_on_until_it_is_stopped(make_recipe: MakeRecipe, recipe_file: Path) -> None:
+    recipe = make_recipe()
+    folder = Pipeline(load_recipe(str(recipe_file), [*recipe.overrides, ENDLESS])).pretrain.folder
+    with hangup(signal.SIG_IGN):  # like nohup
+        process = start("pretrain", str(recipe_file), *recipe.overrides, ENDLESS)
+    until_logged(folder)
+    process.send_signal(signal.SIGHUP)
+    until_logged(folder, 3)
+    process.send_signal(signal.SIGTERM)
+    status, _, errors = finish(process)
+    assert status == 130
+    assert "stopped by SIGTERM at step" in errors

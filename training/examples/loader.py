@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import multiprocessing
-import signal
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -22,6 +21,7 @@ from model.inference.cpu_features import available_cpus
 from training.errors import RunError
 from training.examples.batches import BatchShape
 from training.runtime.distributed import DistContext, local_world_size
+from training.runtime.signals import ignore_stop_signals
 
 LANES = 48
 """Number of lanes, divisible by most numbers of ranks and workers."""
@@ -171,7 +171,7 @@ def made_ahead(items: IterableDataset[T], device: torch.device, workers: int) ->
         num_workers=workers,
         prefetch_factor=BATCHES_AHEAD,
         multiprocessing_context=context,
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=ignore_stop_signals,
         pin_memory=True,
         generator=torch.Generator(),  # dropout uses the global generator
     )
@@ -182,9 +182,3 @@ def num_workers(world_size: int) -> int:
     """Number of loader processes of each rank on a GPU machine, limited by the rank's share of the cores."""
     most = max(1, min(WORKERS, available_cpus() // local_world_size() - 1))
     return max(n for n in range(1, most + 1) if LANES // world_size % n == 0)
-
-
-def _ignore_signals(_worker: int) -> None:
-    """Ignore signals in a worker. They reach all processes of a run, and the parent needs its workers' last batches."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)

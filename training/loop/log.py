@@ -1,4 +1,4 @@
-"""The output of a run: a progress bar, and a log with one JSON object per line."""
+"""The output of a run: lines for the console, and a log with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from training.errors import RunError
 from training.loop.checkpoint import TrainState
@@ -65,11 +63,11 @@ class RunLog:
                 continue
 
 
-def print_line(event: str, progress: str, figures: Mapping[str, Any]) -> None:
-    """Print figures beside a progress bar. If there are several sources and their means, only the means are printed."""
+def line_of(event: str, progress: str, figures: Mapping[str, Any]) -> str:
+    """A line of the console with figures. If there are several sources and their means, it has only the means."""
     means = {name: value for name, value in figures.items() if not isinstance(value, Mapping)}
     text = "  ".join(f"{name} {_short(value)}" for name, value in (means or figures).items())
-    tqdm.write(f"{event:10s}  {progress}  {text}")
+    return f"{event:10s}  {progress}  {text}"
 
 
 def time_left(seconds: float) -> str:

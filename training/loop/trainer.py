@@ -11,10 +11,9 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,14 @@ from training.errors import RunError
 from training.examples.loader import ExampleStream, MicroBatch, MicroBatches, iterate_batches
 from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer, TrainState
-from training.loop.log import RunLog, flatten, print_line, time_left
+from training.loop.log import RunLog, flatten, line_of, time_left
 from training.loop.metrics import MetricWindow, PrintedMetrics
 from training.loop.optimizer import make_optimizer
 from training.loop.schedule import Schedule
 from training.loop.weight_average import WeightAverage
 from training.runtime.device import autocast, choose_precision, machine_description, matmul_peak, synchronize
 from training.runtime.distributed import DistContext
+from training.runtime.signals import stop_signals
 
 AVERAGE_EVERY = 8
 """Steps between updates of the weight average, because an update reads all weights."""
@@ -174,7 +174,7 @@ class Trainer:
         saved in both cases."""
         if not self.is_finished:
             self._measure_machine()
-            with self._signals():
+            with stop_signals(self._stop):
                 self._train()
         if self._stop_signal:
             name = signal.Signals(self._stop_signal).name
@@ -182,6 +182,10 @@ class Trainer:
             return False
         self.average.swap()
         return True
+
+    def _stop(self, number: int, _frame: object) -> None:
+        """End the run after the current step."""
+        self._stop_signal = number
 
     def _train(self) -> None:
         state, config = self.state, self.config
@@ -251,7 +255,7 @@ class Trainer:
             self.average.update()
 
     def _after_step(self) -> bool:
-        """Log, evaluate and save when each is due. Returns whether to stop because of a signal to any rank."""
+        """Log, evaluate, save and print when each is due. Returns whether to stop because of a signal to any rank."""
         state, config = self.state, self.config
         is_save_due = state.seconds - self._saved_seconds >= 60 * config.checkpoint_minutes
         stop, save = self.dist.all_reduce_scalars([bool(self._stop_signal), self.dist.is_main and is_save_due])
@@ -263,15 +267,14 @@ class Trainer:
         if log or evaluate or before_decay or save:
             self._synchronize()
             self._window.check_finite(state.step)  # weights that are not finite are neither evaluated nor saved
-        if log:
-            self._log()
-        if evaluate:
-            self._evaluate()
+        lines = [*(self._log() if log else ()), *(self._evaluate() if evaluate else ())]
         if before_decay:
             self.checkpointer.save(state, before_decay=True)
         if save:
             self.checkpointer.save(state)
             self._saved_seconds = state.seconds
+        for line in lines:  # after the state is saved, because the console may block
+            tqdm.write(line)
         return bool(stop)
 
     def _is_evaluation_due(self) -> bool:
@@ -289,7 +292,8 @@ class Trainer:
         """Whether the step that ends after N tokens has a falling rate. The rate of a step is that of its middle."""
         return tokens - self.config.batch_tokens / 2 > self.schedule.decay_start
 
-    def _log(self) -> None:
+    def _log(self) -> Iterator[str]:
+        """Write figures to the log. Yields lines for the console."""
         window = self._window
         sums = self.dist.all_reduce_scalars(window.sums())
         figures = window.summary(self.state, sums)
@@ -298,10 +302,10 @@ class Trainer:
         if self.dist.is_main:
             self.log.write("train", self.state, figures)
             if self._is_printed():
-                print_line("train", self._progress(), self._printed.take(self.state))
+                yield line_of("train", self._progress(), self._printed.take(self.state))
             for event, text in self.advisor.look(figures, self.state.step / self.config.steps):
                 self.log.write(event, self.state, {"text": text})
-                logger.warning("%s", text)
+                yield f"{event:10s}  {text}"
 
     def _progress(self) -> str:
         """Finished share of the run, and remaining time at the mean speed of this process, evaluations and checkpoints
@@ -319,7 +323,8 @@ class Trainer:
         every = self.config.log_steps * -(-lines // CONSOLE_LINES)
         return self.state.step % every == 0 or self.is_finished or bool(self._stop_signal)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> Iterator[str]:
+        """Evaluate and log. Yields lines for the console."""
         if self.evaluate is None:
             return
         self.average.swap()
@@ -327,7 +332,7 @@ class Trainer:
         self.average.swap()
         if self.dist.is_main:
             self.log.write("evaluation", self.state, figures)
-            print_line("evaluation", self._progress(), figures)
+            yield line_of("evaluation", self._progress(), figures)
 
     def _measure_machine(self) -> None:
         precision = choose_precision(self.device)
@@ -343,24 +348,6 @@ class Trainer:
         began = time.perf_counter()
         synchronize(self.device)
         self.state.seconds += time.perf_counter() - began
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """On SIGTERM or Ctrl-C, finish the current step and save the state. A second signal ends the process at
-        once."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-        def stop(number: int, _frame: FrameType | None) -> None:
-            self._stop_signal = number
-            signal.signal(number, before[signal.Signals(number)])
-
-        for number in before:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def measure_speed(loss: TrainingLoss, stream: ExampleStream, micro_batches: int = 1, seconds: float = 10.0) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -258,6 +260,20 @@ def test_trainer_prints_means_of_a_few_parts_of_the_run_and_logs_all(
     losses = [float(line[line.index("loss") + 1]) for line in words]
     assert losses == pytest.approx([sum(logged[i : i + 5]) / 5 for i in range(0, 100, 5)], rel=1e-3)
     assert "gradient_norm" not in printed[0]
+
+
+def test_trainer_saves_its_state_before_it_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "%" in text:
+                printed.append(max(tmp_path.glob("state-*.pt")).name)
+            return len(text)
+
+    printed: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Screen())
+        trainer(tmp_path, Regression(), steps=20, checkpoint_minutes=EVERY_STEP).run()
+    assert printed == [f"state-{step:09d}.pt" for step in range(1, 21)]
 
 
 def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from model.tokenizer import Tokenizer
 from training.corpus.encode import ShardEncoder
 from training.corpus.shards import Shard, ShardInput, make_in_worker, make_shard
 from training.errors import CorpusError
+from training.runtime.signals import ignore_stop_signals
 
 SMALL_CHARACTERS = 1_000_000
 """Text of fewer characters is encoded in less time than worker processes take to start."""
@@ -65,7 +65,7 @@ def _next(running: deque[tuple[ShardInput, Future[Shard]]]) -> tuple[ShardInput,
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+    ignore_stop_signals()
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
