@@ -23,8 +23,6 @@ if __name__ == "__main__":
 
     check_packages("bert-train", "model")
     code = main()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # the interpreter of a rank can abort at its exit, all being saved
-        sys.stdout.flush()
-        sys.stderr.flush()
+    if os.environ.get("RANK"):  # the interpreter of a rank can abort at its exit; all is saved, and all lines written
         os._exit(code)
     sys.exit(code)

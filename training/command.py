@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-import os
 import shlex
 import shutil
 import signal
@@ -33,7 +32,7 @@ from training.pretrain.run import load_pretrained
 from training.recipe import load_recipe
 from training.runtime.console import guard_console
 from training.runtime.device import configure_process
-from training.runtime.distributed import DistContext, distributed, world_size
+from training.runtime.distributed import DistContext, distributed, launched
 from training.runtime.lock import run_lock
 from training.runtime.signals import stop_signals
 from training.stages import LINKS, Pipeline
@@ -195,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[str]) -> bool:
     """Run a command. False if a signal ended it early."""
-    if world_size() > 1 and parsed.command not in PARALLEL:
+    if launched().world_size > 1 and parsed.command not in PARALLEL:
         raise RunError(f"{parsed.command} is for one process; torchrun is for {', '.join(PARALLEL)}")
     configure_process()
     if parsed.command == "bench":
@@ -209,7 +208,7 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     pipeline = Pipeline(recipe)
     finished = COMMANDS[parsed.command][0](pipeline, **options) is not False
     following = dict(itertools.pairwise(pipeline.commands())).get(parsed.command)
-    if finished and following and not options.get("weights") and os.environ.get("RANK", "0") == "0":
+    if finished and following and not options.get("weights") and launched().is_main:
         logger.info("next: %s", shlex.join(["bert-train", following, *arguments[1:]]))
     return finished
 

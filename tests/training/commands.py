@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240
 """Seconds to wait for a process on a busy machine."""
@@ -38,6 +40,21 @@ def start(
         text=True,
         start_new_session=True,  # a process group, which some tests signal as a whole
     )
+
+
+def environment_of(rank: int, world_size: int, per_node: int | None = None, port: int = 1) -> dict[str, str]:
+    """The variables that a launcher sets for a rank: `torchrun`, or without `per_node`, Kubeflow."""
+    place = {"LOCAL_RANK": rank % per_node, "LOCAL_WORLD_SIZE": per_node} if per_node else {}
+    numbers = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port, **place}
+    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
+
+
+def set_ranks(patch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
+    """Give this process the variables of a launcher."""
+    for name in environment_of(0, 2, per_node=1):
+        patch.delenv(name, raising=False)
+    for name, value in environment.items():
+        patch.setenv(name, value)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -22,7 +22,7 @@ from transformers import AutoModelForPreTraining, AutoModelForSequenceClassifica
 
 from model import BertForPreTraining, BertForSequenceClassification, PackedBatch, load_checkpoint
 from tests.docs.answers import service
-from tests.training.commands import PATIENCE, finish, start
+from tests.training.commands import PATIENCE, environment_of, finish, set_ranks, start
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import squeezed
 from training import command as command_line
@@ -428,11 +428,21 @@ def test_command_line_signal_while_preparing_says_how_to_continue(
     assert "to continue: bert-train prepare quick 'run=/no where'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("environment", [{"RANK": "0"}, {"RANK": "abc", "WORLD_SIZE": "2"}])
+def test_command_line_in_the_environment_of_a_broken_launcher_is_one_clear_line(
+    recipe_file: Path, data: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = start("list", str(recipe_file), f"data={data}", f"run={tmp_path}", environment=environment)
+    status, _, errors = finish(done)
+    assert status == 1
+    assert_one_line(errors, "error: the environment variable ")
+
+
 @pytest.mark.parametrize("command", ["tokenizer", "prepare", "distill", "evaluate", "export", "all"])
 def test_command_line_torchrun_is_refused_for_commands_of_one_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    set_ranks(monkeypatch, environment_of(0, 2))
     assert main([command, "quick"]) == 1
     assert f"{command} is for one process; torchrun is for pretrain, finetune" in capsys.readouterr().err
 

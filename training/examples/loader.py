@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from model.inference.cpu_features import available_cpus
 from training.errors import RunError
 from training.examples.batches import BatchShape
-from training.runtime.distributed import DistContext, local_world_size
+from training.runtime.distributed import DistContext, launched
 from training.runtime.signals import ignore_stop_signals
 
 LANES = 48
@@ -180,5 +180,5 @@ def made_ahead(items: IterableDataset[T], device: torch.device, workers: int) ->
 
 def num_workers(world_size: int) -> int:
     """Number of loader processes of each rank on a GPU machine, limited by the rank's share of the cores."""
-    most = max(1, min(WORKERS, available_cpus() // local_world_size() - 1))
+    most = max(1, min(WORKERS, available_cpus() // launched().local_world_size - 1))
     return max(n for n in range(1, most + 1) if LANES // world_size % n == 0)

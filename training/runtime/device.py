@@ -15,7 +15,7 @@ from torch import nn
 from model.inference.cpu_features import available_cpus, bfloat16_is_fast
 from model.inference.malloc import keep_freed_memory
 from training.errors import RunError
-from training.runtime.distributed import local_world_size
+from training.runtime.distributed import launched
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -33,7 +33,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     index = local_rank if device.index is None else device.index
     if device.type == "cuda" and index >= (count := torch.cuda.device_count()):
         raise RunError(f"device {name!r}: cuda:{index} is missing; PyTorch finds {count} CUDA devices")
-    if device.index is not None and local_world_size() > 1:
+    if device.index is not None and launched().local_world_size > 1:
         raise RunError(f"device {name!r} would be shared by all processes; with torchrun, use cuda")
     if device.type != "cuda":
         return device
@@ -108,7 +108,7 @@ def synchronize(device: torch.device) -> None:
 
 def configure_process() -> None:
     """Set threads, TF32 and the allocator of a training process. Call it once, before tensors are made."""
-    torch.set_num_threads(max(1, available_cpus() // local_world_size()))
+    torch.set_num_threads(max(1, available_cpus() // launched().local_world_size))
     torch.backends.cuda.matmul.allow_tf32 = True  # for float32 products on a GPU
     keep_freed_memory()
 

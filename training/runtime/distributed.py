@@ -1,4 +1,4 @@
-"""One process, or the ranks that `torchrun` started on one or several nodes."""
+"""One process, or the ranks that a launcher, such as `torchrun`, started on one or several nodes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ class DistContext:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    """Its number on its node."""
+    local_world_size: int = 1
+    """Ranks on its node."""
 
     @property
     def is_main(self) -> bool:
@@ -74,14 +77,41 @@ class DistContext:
         return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
-def world_size() -> int:
-    """Processes that `torchrun` started on all nodes; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+def launched() -> DistContext:
+    """The place that a launcher gave this process in its environment, before it has joined the others. A launcher that
+    says nothing about the node, such as Kubeflow's, starts one process on each.
+
+    Raises:
+        RunError: a variable is missing, or its value makes no sense.
+    """
+    if not (os.environ.get("RANK") or os.environ.get("WORLD_SIZE")):
+        return DistContext()
+    world_size = _number("WORLD_SIZE", 1)
+    if world_size == 1:
+        return DistContext()
+    rank, local_world_size = _number("RANK"), _number("LOCAL_WORLD_SIZE", 1, default="1")
+    if rank >= world_size:
+        raise RunError(f"the environment variable RANK is {rank}, but WORLD_SIZE is {world_size}: the first rank is 0")
+    _variable("MASTER_ADDR")  # torch reads it, and the port
+    _number("MASTER_PORT")
+    return DistContext(rank, world_size, _number("LOCAL_RANK", default=str(rank % local_world_size)), local_world_size)
 
 
-def local_world_size() -> int:
-    """Processes that `torchrun` started on this node; 1 without it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def _number(name: str, least: int = 0, default: str = "") -> int:
+    text = _variable(name, default)
+    if not text.isdecimal() or int(text) < least:
+        raise RunError(f"the environment variable {name} is {text!r}: set it to a number from {least} on, or unset it")
+    return int(text)
+
+
+def _variable(name: str, default: str = "") -> str:
+    """A variable of the environment; an empty one counts as missing."""
+    if text := os.environ.get(name) or default:
+        return text
+    raise RunError(
+        f"the environment variable {name} is missing: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for several "
+        "processes, as torchrun does, or unset all of them"
+    )
 
 
 @contextmanager
@@ -91,13 +121,14 @@ def distributed() -> Iterator[DistContext]:
     Raises:
         RunError: another rank ended, or cannot be reached.
     """
-    if world_size() == 1:
-        yield DistContext()
+    context = launched()
+    if context.world_size == 1:
+        yield context
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=TIMEOUT)
     try:
-        yield DistContext(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group(backend, timeout=TIMEOUT)
+        yield context
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):  # gloo raises a plain RuntimeError
             raise
@@ -106,4 +137,5 @@ def distributed() -> Iterator[DistContext]:
             "nodes again: they continue from the last checkpoint"
         ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()

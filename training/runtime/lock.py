@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from training.errors import RunError
-from training.runtime.distributed import world_size
+from training.runtime.distributed import launched
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def ranks_in_turn(folder: Path) -> Iterator[None]:
 
     In a folder without locks they use a lock file among the node's temporary files.
     """
-    if world_size() == 1:
+    if launched().world_size == 1:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.ports import free_port
-from tests.training.commands import finish, start, until
+from tests.training.commands import environment_of, finish, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
 from tests.training.stages import made
@@ -57,15 +57,12 @@ def arguments(recipe: Recipe, file: Path, *overrides: str) -> list[str]:
     return ["pretrain", str(file), f"data={recipe.data}", f"run={recipe.run}", *SETTINGS, *overrides]
 
 
-def start_ranks(commands: list[list[str]], per_node: int = 1) -> list[subprocess.Popen[str]]:
-    """Ranks with the variables that `torchrun` sets, without its own process, which loads torch too."""
-    world = {"WORLD_SIZE": str(len(commands)), "LOCAL_WORLD_SIZE": str(per_node)}
-    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = []
+def start_ranks(commands: list[list[str]], per_node: int | None = None) -> list[subprocess.Popen[str]]:
+    """Ranks with the variables of a launcher, without its own process, which loads torch too."""
+    ranks, port = [], free_port()
     for rank, command in enumerate(commands):
         with one_cpu(rank):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank % per_node)}
-            ranks.append(start(*command, environment=world | place))
+            ranks.append(start(*command, environment=environment_of(rank, len(commands), per_node, port)))
     return ranks
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.commands import environment_of, set_ranks
 from training.errors import RunError
 from training.runtime import device
 from training.runtime.device import (
@@ -45,10 +46,10 @@ def test_choose_device_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_choose_device_refuses_one_gpu_for_several_processes_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    set_ranks(monkeypatch, environment_of(0, 2, per_node=2))
     with pytest.raises(RunError, match="device 'cuda:1' would be shared by all processes; with torchrun, use cuda"):
         choose_device("cuda:1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    set_ranks(monkeypatch, environment_of(0, 2))
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert choose_device("cuda:1") == torch.device("cuda:1")
@@ -80,8 +81,7 @@ def test_machine_description_names_processor_and_torch() -> None:
 
 def test_configure_process_shares_the_cores_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "available_cpus", lambda: 8)
-    monkeypatch.setenv("WORLD_SIZE", "6")  # on three nodes
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    set_ranks(monkeypatch, environment_of(0, 6, per_node=2))
     configure_process()
     assert torch.get_num_threads() == 4
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.commands import occupied
+from tests.training.commands import environment_of, occupied, set_ranks
 from training.errors import RunError
 from training.runtime.lock import ranks_in_turn, run_lock
 
@@ -60,7 +60,7 @@ def test_ranks_in_turn_on_a_file_system_without_locks_use_one_of_the_node(
     node.mkdir()
     monkeypatch.setattr(fcntl, "lockf", unsupported_in_run)
     monkeypatch.setattr(tempfile, "tempdir", str(node))
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    set_ranks(monkeypatch, environment_of(0, 2, per_node=2))
     with ranks_in_turn(tmp_path / "run"):
         (file,) = node.iterdir()
         assert is_locked(file)
