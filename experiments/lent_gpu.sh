@@ -46,15 +46,15 @@ stage_prepare() {
 }
 
 stage_pack() {
-    local packed=$WORK/packed platforms=(--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64)
+    local packed=$WORK/packed platforms=(--platform=manylinux_2_{28,17}_x86_64) number=0 piece
     rm -rf "$PACK" "$packed"
     mkdir -p "$PACK" "$packed/wheels"
     # shellcheck disable=SC2086  # several names
     [[ ! $LACKING ]] || "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
         --implementation cp "${platforms[@]}" -c constraints.txt -d "$packed/wheels" $LACKING
-    (cd "$WORK/run" && readlink tokenizer corpus labelled | tar -c -T - file-hashes.json) | xz -T0 -8 >"$packed/text.tar.xz"
+    CHANGES="${CHANGES[*]}" "$SELF" commands list | sed -nE 's#^done.*/(stages/(tokenizer|corpus|labelled)-.*)#\1#p' |
+        tar -c -C "$WORK/run" -T - file-hashes.json | xz -T0 -8 >"$packed/text.tar.xz"
     tar -c -C "$packed" wheels text.tar.xz | split -b $((ROOM * MIB)) -d -a 2 - "$PACK/piece-"
-    local number=0 piece
     (cd "$PACK" && sha256sum piece-*) >"$packed/sums"
     for piece in "$PACK"/piece-*; do
         mkdir "$PACK/$((++number))"

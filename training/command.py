@@ -28,6 +28,7 @@ from training.examples.inspect import inspect
 from training.export.run import check_targets, export
 from training.finetune.distill import load_teachers
 from training.finetune.run import check_start
+from training.loop.stage import LINKS, follow
 from training.pretrain.run import load_pretrained
 from training.recipe import load_recipe
 from training.runtime.console import guard_console
@@ -35,7 +36,7 @@ from training.runtime.device import configure_process
 from training.runtime.distributed import DistContext, distributed, launched
 from training.runtime.lock import run_lock
 from training.runtime.signals import stop_signals
-from training.stages import LINKS, Pipeline
+from training.stages import Pipeline
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +105,8 @@ def _clean(pipeline: Pipeline) -> None:
             print(f"removing {_megabytes(folder)}  {folder}")
             shutil.rmtree(folder)
     for link in (pipeline.recipe.folder / name for name in LINKS):
-        if link.is_symlink() and not link.exists():
-            link.unlink()
+        if not follow(link).exists():
+            link.unlink(missing_ok=True)
 
 
 def _megabytes(folder: Path) -> str:

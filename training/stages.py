@@ -42,14 +42,11 @@ from training.finetune.plan import PlanPolicy
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, best_seed
 from training.finetune.task import keeps_last_layer
-from training.loop.stage import RUNNING, Made, Stage, link
+from training.loop.stage import LINKS, Made, Stage, follow, link
 from training.pretrain.run import pretrain
 from training.problems.choose import problem_of
 from training.recipe import SINGLE_LABEL, Recipe, SourceConfig
 from training.runtime.distributed import DistContext
-
-LINKS = ("tokenizer", "corpus", "labelled", "pretrain", "pretrained", "soft_labels", "finetune", "sentiment", RUNNING)
-"""Readable paths in the folder of a run."""
 
 _IN_TEXTS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction"}
 """Keys of `[finetune]` that the stage `texts` depends on."""
@@ -65,10 +62,10 @@ class Pipeline:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
+        self.recipe = _with_real_paths(recipe)
         self._cache = recipe.folder / "file-hashes.json"
         paths = [recipe.folder / name for name in LINKS]
-        if old := next((path for path in paths if path.exists() and not path.is_symlink()), None):
+        if old := next((path for path in paths if path.is_dir() and not path.is_symlink()), None):
             if (recipe.folder / "stages").is_dir():
                 raise RunError(f"{old} is not a link into stages/, as in a copy that has followed links: delete it")
             raise RunError(
@@ -83,7 +80,7 @@ class Pipeline:
         """The vocabulary."""
         recipe = self.recipe
         settings: dict[str, Any]
-        if start := self._network("pretrain.start", recipe.pretrain.start):
+        if start := recipe.pretrain.start:
             settings = {"start": tokenizer_hash(Tokenizer.load(start))}
         else:
             config, sources = recipe.tokenizer.model_dump(mode="json"), raw_text_settings(recipe.corpus.sources)
@@ -158,7 +155,7 @@ class Pipeline:
     def pretrain(self) -> Stage:
         """The network for masked words and next sentences."""
         recipe, config = self.recipe, self.recipe.pretrain
-        start = self._network("pretrain.start", config.start)
+        start = config.start
         settings = {
             "pretrain": config.model_dump(mode="json", exclude={"start", "before_decay"}),
             "start": checkpoint_hash(start, self._cache) if start else None,
@@ -184,7 +181,7 @@ class Pipeline:
         Raises:
             RunError: it cannot be loaded.
         """
-        if (folder := self._network("finetune.pretrained", self.recipe.finetune.pretrained)) is None:
+        if (folder := self.recipe.finetune.pretrained) is None:
             return None
         if not folder.is_dir():
             raise RunError(f"finetune.pretrained: {folder} is missing")
@@ -207,7 +204,7 @@ class Pipeline:
         """The teachers' probabilities for the labelled texts."""
         if (distill := self.recipe.distill) is None:
             return None
-        teacher = self._network("distill.teacher", distill.teacher)
+        teacher = distill.teacher
         settings = {"teacher": checkpoint_hash(teacher, self._cache)} if teacher else {"folds": distill.folds}
         folders = [teacher] if teacher else [stage.folder / "model" for stage in self.teachers]
 
@@ -362,9 +359,7 @@ class Pipeline:
     def unneeded(self) -> Iterator[Path]:
         """Folders of stages in the run's folder that this recipe does not need."""
         recipe, needed = self.recipe, {stage.folder for stage in self.all()}
-        teacher = recipe.distill.teacher if recipe.distill else None
-        named = [recipe.pretrain.start, recipe.pretrain.before_decay, recipe.finetune.pretrained, teacher]
-        inside = [path.resolve() for path in named if path is not None]
+        inside = [path.resolve() for _, _, path in _networks(recipe)]
         for folder in sorted(recipe.folder.glob("stages/*")):
             if folder not in needed and not any(path.is_relative_to(folder.resolve()) for path in inside):
                 yield folder
@@ -396,20 +391,33 @@ class Pipeline:
     def _files(self, sources: Sequence[SourceConfig]) -> dict[str, str]:
         return file_hashes(sources, self.recipe.data, self._cache)
 
-    def _network(self, key: str, folder: Path | None) -> Path | None:
-        """A network that the recipe names. Raises RunError if its path is one of this run's links, because the link
-        will lead to another network once this run has made one."""
-        if folder is None:
-            return None
-        exported = {self.recipe.exported(name).resolve() for name in ("pretrained", "sentiment")}
-        is_link = folder.parent.resolve() == self.recipe.folder.resolve()
-        if is_link or folder.resolve() in exported:
-            other = f"name {folder.resolve()}, or " if folder.is_symlink() else ""
-            raise RunError(f"{key} is {folder}, which changes with this run: {other}give the run another name")
-        return folder
-
     def _stage(self, name: str, command: str, settings: Mapping[str, Any], make: Any, **more: Any) -> Stage:
         return Stage(name, command, self.recipe.folder, settings, make, **more)
+
+
+def _networks(recipe: Recipe) -> Iterator[tuple[str, str, Path]]:
+    """Table, key and path of the networks that a recipe names."""
+    keys = ("pretrain", "start"), ("pretrain", "before_decay"), ("finetune", "pretrained"), ("distill", "teacher")
+    for table, key in keys:
+        if (path := getattr(getattr(recipe, table), key, None)) is not None:
+            yield table, key, path
+
+
+def _with_real_paths(recipe: Recipe) -> Recipe:
+    """The recipe with the folders that readable paths of runs lead to.
+
+    Raises:
+        RunError: it starts from a readable path of its own run, which will lead to what this run makes.
+    """
+    exported = {recipe.exported(name).resolve() for name in ("pretrained", "sentiment")}
+    for table, key, path in _networks(recipe):
+        real = follow(path)
+        is_own = path.parent.resolve() == recipe.folder.resolve() or real.resolve() in exported
+        if is_own and key != "before_decay":
+            other = f"name {real}, or " if real != path else ""
+            raise RunError(f"{table}.{key} is {path}, which changes with this run: {other}give the run another name")
+        recipe = recipe.model_copy(update={table: getattr(recipe, table).model_copy(update={key: real})})
+    return recipe
 
 
 def _always(make: Callable[[Path], object]) -> Callable[[Path, DistContext], Made]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -101,6 +103,16 @@ def make_recipe_in(prepared: Path, recipe_file: Path, data: Path) -> MakeRecipe:
 def make_recipe(make_recipe_in: MakeRecipe, tmp_path: Path) -> MakeRecipe:
     """`make_recipe_in` with a run folder in `tmp_path`."""
     return partial(make_recipe_in, tmp_path / "run")
+
+
+@pytest.fixture
+def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without symbolic links, such as Google Drive or exFAT."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "symlink", refuse)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -217,6 +217,48 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
     assert not list(recipe.folder.glob("stages/pretrain-*"))
 
 
+def test_all_without_symbolic_links_makes_what_further_runs_start_from(
+    without_links: None,
+    recipe_file: Path,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    run = tmp_path / "tiny"
+    places = [str(recipe_file), f"data={data}", f"run={tmp_path}", "pretrain.tokens=2560", "finetune.epochs=0.5"]
+    assert main(["all", *places]) == 0
+    assert len([message for message in caplog.messages if "no symbolic links here" in message]) == 1
+    for name in ("pretrained", "sentiment"):
+        load_checkpoint(run / "export" / name)
+
+    larger = ["pretrain.tokens=5120", f"pretrain.before_decay={run / 'pretrain' / 'before-decay.pt'}"]
+    assert main(["pretrain", *places, *larger]) == 0
+    assert any(message.startswith("resuming at step ") for message in caplog.messages)
+
+    networks = [f"finetune.pretrained={run / 'pretrained'}", f"distill.teacher={run / 'sentiment'}"]
+    assert main(["all", *places, "name=next", *networks]) == 0
+    made = json.loads(next(tmp_path.glob("next/stages/finetune-*/recipe.json")).read_text())
+    assert re.fullmatch(rf"{run}/stages/pretrain-\w+/model", made["finetune"]["pretrained"])
+    assert main(["evaluate", *places, "--weights", str(run)]) == 0
+    assert "| stories " in capsys.readouterr().out
+
+    start = f"pretrain.start={run / 'sentiment'}"
+    assert [main([command, *places, "name=third", start]) for command in ("tokenizer", "prepare", "pretrain")] == [
+        0,
+        0,
+        1,
+    ]
+    assert re.search(rf"{run}/stages/finetune-\w+/model", capsys.readouterr().err), "the message has the real folder"
+    assert main(["pretrain", *places, f"pretrain.start={run / 'pretrained'}"]) == 1
+    assert re.search(rf"name {run}/stages/pretrain-\w+/model, or give", capsys.readouterr().err)
+
+    assert main(["clean", *places, *larger]) == 0
+    assert not (run / "sentiment").exists(), "the classifier of the smaller budget is removed"
+    assert (run / "pretrained").read_text().startswith("stages/pretrain-")
+
+
 # --- arguments and exit codes --------------------------------------------------------------------------------------
 
 

@@ -18,8 +18,9 @@ from tests.training.texts import story
 from training.command import main
 from training.errors import MissingTextError, RunError
 from training.finetune.selection import SeedResult
+from training.loop.stage import LINKS
 from training.recipe import Recipe, load_recipe
-from training.stages import LINKS, Pipeline
+from training.stages import Pipeline
 
 STAGES = {"tokenizer", "corpus", "labelled", "pretrain", "finetune"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -18,6 +19,10 @@ _TEMPLATE = Path(__file__).with_suffix(".md")
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 """Overrides that depend on the machine of a run."""
+_NETWORKS = ("start", "before_decay", "pretrained", "teacher")
+"""Keys of paths in the folders of runs."""
+_READABLE = {r"finetune-\w+/model$": "sentiment", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
+"""Results in the folder `stages` of a run, and their readable paths."""
 
 
 def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: Mapping[str, str]) -> None:
@@ -108,8 +113,10 @@ def _portable_recipe(recipe: Recipe) -> Recipe:
 
     def rename(table: dict[str, Any]) -> dict[str, Any]:
         for key, value in table.items():
-            if isinstance(value, str) and (path := _portable(key, value, recipe)) != value:
-                renamed[value] = table[key] = path
+            if isinstance(value, str):
+                readable = _readable(value) if key in _NETWORKS else value
+                if (path := _portable(key, readable, recipe)) != value:
+                    renamed[value] = renamed[readable] = table[key] = path
         return table
 
     values = json.loads(recipe.model_dump_json(), object_hook=rename)
@@ -121,13 +128,24 @@ def _portable_recipe(recipe: Recipe) -> Recipe:
     return Recipe(**values | {"overrides": overrides})
 
 
+def _readable(value: str) -> str:
+    """The readable path of a result, as its user has named it.
+
+    >>> _readable("runs/mine/stages/pretrain-3f2a9c1b7d/model")
+    'runs/mine/pretrained'
+    """
+    for stage, name in _READABLE.items():
+        value = re.sub(f"stages/{stage}", name, value)
+    return value
+
+
 def _portable(key: str, value: str, recipe: Recipe) -> str:
     """A path relative to the folder in which the command is run, if runs are in `runs` there. Other values are
     unchanged.
 
     Text is relative to the folder of data. A checkpoint outside of the folder of runs keeps the end of its path.
     """
-    is_network = key in ("start", "before_decay", "pretrained", "teacher")
+    is_network = key in _NETWORKS
     if not (is_network or key in ("path", "loaded")):
         return value
     folder = (recipe.run if is_network else recipe.data if key == "path" else Path()).absolute()

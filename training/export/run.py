@@ -12,6 +12,7 @@ from model.checkpoint import load_checkpoint
 from training.errors import RunError
 from training.export.model_card import write_card
 from training.loop.checkpoint import weights_hash
+from training.loop.stage import follow
 from training.recipe import REGRESSION, Recipe
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.stages import Pipeline
@@ -55,10 +56,10 @@ def export(pipeline: Pipeline) -> list[Path]:
 
 def check_targets(recipe: Recipe) -> None:
     """Raise RunError if an export directory holds other files than a checkpoint's, or belongs to the run itself."""
-    own = {(recipe.folder / name).resolve() for name in NAMES}
+    own = {follow(recipe.folder / name).resolve() for name in NAMES}
     for name in NAMES:
         target = recipe.exported(name)
-        if target.resolve() in own:
+        if follow(target).resolve() in own:
             key = "classifier" if name == "sentiment" and recipe.export.classifier else "folder"
             raise RunError(f"export.{key} is in {recipe.folder}, whose networks later stages start from; name another")
         check_target(target)

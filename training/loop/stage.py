@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ VERSION = 1
 
 RUNNING = "running"
 """Name of the link to the result in progress, with its log."""
+
+LINKS = ("tokenizer", "corpus", "labelled", "pretrain", "pretrained", "soft_labels", "finetune", "sentiment", RUNNING)
+"""Readable paths in the folder of a run."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +103,7 @@ class Stage:
                 record = {"settings": self.settings, "needs": needs, "files": _sizes(self.folder)}
                 write_json(self.folder / DONE, {**made, **record})
         if self.record is not None:
-            if (self.run / RUNNING).resolve() == self.folder.resolve():
+            if follow(self.run / RUNNING) == self.folder:
                 (self.run / RUNNING).unlink(missing_ok=True)
             for state in states(self.folder):  # not before the result is complete
                 state.unlink(missing_ok=True)  # another rank may be as far
@@ -144,8 +147,27 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def link(name: Path, target: Path) -> None:
-    """Let a readable path lead to a file or folder of the same run."""
-    new = name.with_name(f".{name.name}.{os.getpid()}")
+    """Let a readable path lead to a folder of the same run. Where there are no symbolic links, as on exFAT or in Google
+    Drive, it is a file with the text of the link, as in Git."""
+    new, text = name.with_name(f".{name.name}.{os.getpid()}"), str(target.relative_to(name.parent))
     new.unlink(missing_ok=True)
-    new.symlink_to(target.relative_to(name.parent))
+    try:
+        new.symlink_to(text)
+    except OSError as error:
+        _warn_without_links(name.parent, str(error.strerror or error))
+        new.write_text(text, encoding="utf-8")
     new.replace(name)
+
+
+@cache
+def _warn_without_links(run: Path, reason: str) -> None:
+    logger.warning("%s: no symbolic links here (%s); recipes and commands follow small files instead", run, reason)
+
+
+def follow(path: Path) -> Path:
+    """A path in the folder of a result, in place of one that begins with a readable path. Others are unchanged."""
+    for name in (path, *path.parents):
+        if name.name in LINKS and (name.is_symlink() or name.is_file()):
+            text = name.readlink() if name.is_symlink() else name.read_text(encoding="utf-8")
+            return name.parent / text / path.relative_to(name)
+    return path

@@ -21,6 +21,7 @@ from training.evaluate.pretraining import evaluate_pretraining
 from training.finetune.selection import SeedResult
 from training.loop.checkpoint import weights_hash
 from training.loop.log import RunLog
+from training.loop.stage import follow
 from training.pretrain.run import load_pretrained, open_heldout
 from training.problems.base import Problem
 from training.problems.choose import problem_of
@@ -99,7 +100,8 @@ def _serve_line(recipe: Recipe, weights: Path | None) -> str:
 
 
 def _models_in(folder: Path) -> dict[str, Path]:
-    return {name: folder / name for name in ("pretrained", "sentiment") if (folder / name).is_dir()}
+    found = {name: follow(folder / name) for name in ("pretrained", "sentiment")}
+    return {name: model for name, model in found.items() if model.is_dir()}
 
 
 def _no_models(pipeline: Pipeline, weights: Path | None) -> RunError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.training.commands import occupied
 from training.errors import RunError
-from training.loop.stage import DONE, RUNNING, Made, Stage
+from training.loop.stage import DONE, RUNNING, Made, Stage, follow
 from training.runtime.distributed import DistContext
 
 ALONE = DistContext()
@@ -57,6 +58,43 @@ def test_stage_that_is_there_leaves_the_readable_path_of_another_that_is_made(tm
     assert not begun.ensure(ALONE)
     assert finished.ensure(ALONE)
     assert (tmp_path / RUNNING).resolve() == begun.folder
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EOPNOTSUPP, "not supported"), PermissionError("not permitted"), None])
+def test_follow_leads_from_a_readable_path_to_the_result_with_and_without_symbolic_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: OSError | None
+) -> None:
+    symlink = os.symlink
+
+    def symlink_or_fault(*arguments: Any, **more: Any) -> None:
+        if fault:
+            raise fault
+        symlink(*arguments, **more)
+
+    def look() -> Made:
+        assert follow(tmp_path / "run" / RUNNING / "log.jsonl") == second.folder / "log.jsonl"
+        return {}
+
+    monkeypatch.setattr(os, "symlink", symlink_or_fault)
+    links = {"corpus": "", "pretrained": "inner"}
+    first, second = (stage(tmp_path / "run", {"size": size}, links=links) for size in (1, 2))
+    second.make.outcome = look  # type: ignore[attr-defined]
+    for present in (first, second, first):
+        assert present.ensure(ALONE)
+        assert follow(tmp_path / "run" / "corpus") == present.folder
+        assert follow(tmp_path / "run" / "pretrained" / "text.npy") == present.folder / "inner" / "text.npy"
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert follow(tmp_path / "moved" / "corpus") == tmp_path / "moved" / "stages" / first.folder.name
+    assert len([message for message in caplog.messages if "no symbolic links here" in message]) == bool(fault)
+    assert [path.name for path in tmp_path.glob("moved/*")].count(RUNNING) == 0
+    assert not list(tmp_path.glob("moved/.*"))
+
+
+def test_follow_leaves_other_paths_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("stages/corpus")
+    (tmp_path / "corpus").mkdir()
+    for path in (tmp_path / "notes", tmp_path / "corpus", tmp_path / "corpus" / "train", Path("pretrained")):
+        assert follow(path) == path
 
 
 # --- the key

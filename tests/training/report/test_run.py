@@ -138,7 +138,7 @@ def test_evaluate_weights_that_fit_in_part_gives_their_figures_and_says_why_not_
     (tmp_path / "sentiment").symlink_to(sentiment)
     text = evaluate_squeezed(recipe, tmp_path)
     assert "| stories |" in text
-    reason = f"{tmp_path / 'sentiment'} has the labels ['NEGATIVE', 'POSITIVE'], but finetune.labels are"
+    reason = f"{sentiment} has the labels ['NEGATIVE', 'POSITIVE'], but finetune.labels are"
     assert f"**sentiment is not evaluated: {reason} ['BAD', 'GOOD'].**" in text
     figures = json.loads((recipe.folder / "evaluation" / "report.json").read_text())
     assert list(figures["weights"]) == ["pretrained"]
