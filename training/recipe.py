@@ -226,9 +226,6 @@ class PretrainConfig(_Strict):
     start: Path | None = None
     """Checkpoint directory to start from. Its shape and vocabulary replace `[model]` and `[tokenizer]`. Use another
     `seed` than its run had, because the same examples would come first again."""
-    before_decay: Path | None = None
-    """File `before-decay.pt` of a run with a smaller budget and otherwise equal settings, from which this run goes
-    on."""
     tokens: Positive | None = 5_000_000
     """Budget in tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
@@ -494,8 +491,12 @@ class Recipe(_Strict):
 _RENAMED = {"gpu": "shipped"}
 """Recipes of version 0.2."""
 
-_GONE = {"adapt": "no such table since 0.3: pretrain.start trains a network on (docs/training.md, A trained start)"}
-"""Tables of version 0.2."""
+_TRAINED_START = "pretrain.start trains a network on (docs/training.md, A trained start)"
+_GONE = {
+    "adapt": f"no such table since 0.3: {_TRAINED_START}",
+    "pretrain.before_decay": f"no such key any more: {_TRAINED_START}",
+}
+"""Tables and keys of earlier versions, and what to use instead."""
 
 _OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
 """An override of one budget replaces the other, because TOML has no value that unsets a key."""
@@ -601,15 +602,15 @@ def _message(error: ErrorDetails) -> str:
         return 'give a string; a value with a dot has quotation marks: "1.5" = ...'
     if error["type"] != "extra_forbidden":
         return error["msg"].removeprefix("Value error, ")
-    if not tables and name in _GONE:
-        return _GONE[str(name)]
     prefix = "source" if any(isinstance(table, int) for table in tables) else ".".join(map(str, tables))
+    full = f"{prefix}.{name}".lstrip(".")
+    if full in _GONE:
+        return _GONE[full]
     if prefix == "source" and name in Dialect.__dataclass_fields__:
         return f"no such key; did you mean table = {{ {name} = ... }}?"
     keys = [key for key, _ in recipe_keys()]
     keys = list(dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys)]))  # with the tables
     own = [key for key in keys if key.rpartition(".")[0] == prefix]
-    full = f"{prefix}.{name}".lstrip(".")
     guesses = difflib.get_close_matches(full, own, n=1, cutoff=0.9)
     guesses = guesses or [key for key in keys if key.rpartition(".")[2] == name]  # of another table
     guesses = guesses or difflib.get_close_matches(full, keys, n=1)

@@ -157,10 +157,8 @@ class Pipeline:
         recipe, config = self.recipe, self.recipe.pretrain
         start = config.start
         settings = {
-            "pretrain": config.model_dump(mode="json", exclude={"start", "before_decay"}),
+            "pretrain": config.model_dump(mode="json", exclude={"start"}),
             "start": checkpoint_hash(start, self._cache) if start else None,
-            # Not the file's hash: the link `pretrain` in its path leads to this run's own file once it has finished.
-            "before_decay": config.before_decay is not None,
             "model": None if start else {**recipe.model.model_dump(), "positions": recipe.positions},
             **self._common(recipe.micro_tokens(config)),
             "seed": recipe.seed,
@@ -397,7 +395,7 @@ class Pipeline:
 
 def _networks(recipe: Recipe) -> Iterator[tuple[str, str, Path]]:
     """Table, key and path of the networks that a recipe names."""
-    keys = ("pretrain", "start"), ("pretrain", "before_decay"), ("finetune", "pretrained"), ("distill", "teacher")
+    keys = ("pretrain", "start"), ("finetune", "pretrained"), ("distill", "teacher")
     for table, key in keys:
         if (path := getattr(getattr(recipe, table), key, None)) is not None:
             yield table, key, path
@@ -413,7 +411,7 @@ def _with_real_paths(recipe: Recipe) -> Recipe:
     for table, key, path in _networks(recipe):
         real = follow(path)
         is_own = path.parent.resolve() == recipe.folder.resolve() or real.resolve() in exported
-        if is_own and key != "before_decay":
+        if is_own:
             other = f"name {real}, or " if real != path else ""
             raise RunError(f"{table}.{key} is {path}, which changes with this run: {other}give the run another name")
         recipe = recipe.model_copy(update={table: getattr(recipe, table).model_copy(update={key: real})})

@@ -16,7 +16,6 @@ from training.corpus.reader import PreparedText
 from training.examples.loader import MicroBatches, iterate_batches
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
-from training.loop.checkpoint import BEFORE_DECAY
 from training.loop.log import RunLog
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.run import new_model
@@ -43,7 +42,7 @@ def make_trainer(recipe: Recipe, *, compiled: bool, cuda_graphs: bool = False) -
     if compiled:
         maybe_compile(loss, cuda_graphs=cuda_graphs)
     config = TrainConfig(10**9, 512, recipe.micro_batch_tokens, 1e-3, 0.1)
-    return Trainer(loss, stream, config, recipe.folder / "pretrain", identity={}, dist=DistContext())
+    return Trainer(loss, stream, config, recipe.folder / "pretrain", dist=DistContext())
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -75,19 +74,13 @@ def test_trainer_with_a_switch_on_has_the_same_losses(make_recipe_in: MakeRecipe
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
 
 
-def test_pretrain_learns_and_continues_with_a_larger_budget(make_recipe: MakeRecipe) -> None:
+def test_pretrain_learns(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(*SHAPE, "pretrain.learning_rate=0.01", "pretrain.tokens=51200")
     assert made(recipe, "pretrain")
     folder = Pipeline(recipe).pretrain.folder
     losses = [line["mlm_loss"] for line in RunLog(folder / "log.jsonl") if line["event"] == "train"]
     assert losses[-1] < min(losses[0], math.log(200) - 1), "below that of a uniform guess"
     assert load_checkpoint(recipe.folder / "pretrained").config.hidden_size == 64
-    changes = {"tokens": 64000, "before_decay": folder / BEFORE_DECAY}
-    more = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=changes)})
-    assert made(more, "pretrain")
-    log = list(RunLog(recipe.folder / "pretrain" / "log.jsonl"))
-    assert min(line["step"] for line in log if line["event"] == "train") > 100, "it does not begin again"
-    assert log[-1]["tokens"] == 64000
 
 
 def test_pretrain_changes_the_mask_rate_within_one_shape(make_recipe: MakeRecipe) -> None:

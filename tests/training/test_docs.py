@@ -52,7 +52,6 @@ num_hidden_layers = 1
 """
 
 SMALL_BUDGETS = {
-    "pretrain.tokens=100_000_000": "pretrain.tokens=12_288",
     "pretrain.start=": "pretrain.tokens=1024 pretrain.start=",
     "pretrain.tokens=2_000_000": "pretrain.tokens=1024",
     "pretrain.batch_tokens=8192": "pretrain.tokens=4096",

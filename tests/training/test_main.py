@@ -420,21 +420,6 @@ def test_command_line_run_of_an_old_version_is_refused(
     assert f"{recipe.folder / 'corpus'} was made by version 0.2" in capsys.readouterr().err
 
 
-def test_command_line_pretrain_with_a_larger_budget_is_repeated_without_training(
-    make_recipe: MakeRecipe, recipe_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    recipe = make_recipe()
-    places = [str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]
-    assert main(["pretrain", *places, "pretrain.tokens=2560"]) == 0
-    larger = ["pretrain.tokens=5120", f"pretrain.before_decay={recipe.folder / 'pretrain' / 'before-decay.pt'}"]
-    assert main(["pretrain", *places, *larger]) == 0
-    assert any(message.startswith("resuming at step ") for message in caplog.messages)
-    made = (recipe.folder / "pretrain").resolve()
-    assert main(["pretrain", *places, *larger]) == 0
-    assert f"{made}: already there" in caplog.messages, "although the link leads to another state now"
-
-
 @pytest.mark.parametrize(
     ("command", "overrides", "following"),
     [

@@ -140,6 +140,10 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("model.hidden_size=200", "model: hidden_size is 200: give a multiple of 64, or less than 128"),
         ("distill=2000000", r"distill: give a table, such as \[distill\]"),
         ("adapt.tokens=5", r"adapt: no such table since 0\.3: pretrain\.start trains a network on"),
+        (
+            "pretrain.before_decay=a.pt",
+            r"pretrain\.before_decay: no such key any more: pretrain\.start trains a network",
+        ),
         ("pretrain.examples=5", r"pretrain\.examples: give a table, such as \[pretrain\.examples\]"),
         ("finetune.epochs=inf", r"finetune\.epochs: .*finite"),
         ("pretrain.tokens=true", r"pretrain\.tokens: give a number"),

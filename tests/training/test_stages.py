@@ -142,12 +142,6 @@ def test_pipeline_keys_depend_on_the_contents_of_the_network_to_start_from(
     assert [changed(*both) for both in zip(before, after, strict=True)] == [{"pretrain", "finetune"}, {"finetune"}]
 
 
-def test_pipeline_pretrain_depends_on_whether_it_begins_with_a_state(recipe: Recipe, tmp_path: Path) -> None:
-    (tmp_path / "before-decay.pt").write_text("a state")
-    found = keys(recipe, f"pretrain.before_decay={tmp_path / 'before-decay.pt'}")
-    assert changed(keys(recipe), found) == {"pretrain", "finetune"}
-
-
 def command(recipe: Recipe) -> list[str]:
     """Arguments of a command."""
     return [recipe.loaded, *recipe.overrides]

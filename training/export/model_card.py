@@ -19,7 +19,7 @@ _TEMPLATE = Path(__file__).with_suffix(".md")
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 """Overrides that depend on the machine of a run."""
-_NETWORKS = ("start", "before_decay", "pretrained", "teacher")
+_NETWORKS = ("start", "pretrained", "teacher")
 """Keys of paths in the folders of runs."""
 _READABLE = {r"finetune-\w+/model$": "sentiment", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
 """Results in the folder `stages` of a run, and their readable paths."""

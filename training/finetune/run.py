@@ -287,14 +287,12 @@ def _trainer(training: _Training, loss: ClassificationLoss, stream: LabelledStre
         checkpoint_minutes=recipe.checkpoint_minutes,
         tensorboard=recipe.tensorboard,
         evaluations=EVALUATIONS,
-        keep_before_decay=False,  # a classifier is trained again from its start
     )
     return Trainer(
         loss,
         stream,
         settings,
         training.folder,
-        identity={},
         evaluate=evaluate if training.dev else None,
         dist=training.dist,
     )

@@ -12,17 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.errors import RunError
 from training.examples.loader import Position
 from training.runtime.distributed import DistContext
 from training.runtime.files import write_tensors
 
 KEEP = 2
 """Checkpoints to keep. The older one is used if the newest cannot be read."""
-
-BEFORE_DECAY = "before-decay.pt"
-"""The state when the learning rate begins to fall. A run with a larger budget continues from it, because a decayed
-network would need another warm-up."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +34,6 @@ class TrainState:
     """Micro-batches trained on, over all ranks."""
     seconds: float = 0.0
     """Time spent training; evaluation and checkpoints do not count."""
-    warmup_tokens: int = 0
-    """Tokens of the warm-up, fixed when the run starts: a larger budget does not warm it up again."""
     lanes: dict[int, Position] = field(default_factory=dict)
     """Position of each lane of the examples (training.examples.loader)."""
 
@@ -51,20 +44,13 @@ class Checkpointer:
     state is sent to all ranks: after a restart another node, with another disk, may have rank 0."""
 
     folder: Path
-    identity: Mapping[str, Any]
-    """Properties that a run shares with one of a smaller budget that it continues: settings, text, first weights."""
     parts: Mapping[str, Any]
     """Model, optimizer and weight average by name: objects with `state_dict` and `load_state_dict`."""
     dist: DistContext
-    before_decay: Path | None = None
-    """The state of a run with a smaller budget, with which this run begins."""
 
-    def save(self, state: TrainState, *, before_decay: bool = False) -> None:
+    def save(self, state: TrainState) -> None:
         """Write everything that a bit-exact resume needs, and remove all checkpoints but this one and the one before.
         All ranks call it.
-
-        Args:
-            before_decay: keep it in addition to the others, for a later run with a larger budget.
 
         Raises:
             RunError: the disk is full or the folder is read-only; earlier checkpoints are unchanged.
@@ -76,29 +62,15 @@ class Checkpointer:
         state.lanes = lanes
         if not self.dist.is_main:
             return
-        contents = {
-            "identity": dict(self.identity),
-            "state": asdict(state),
-            **{name: part.state_dict() for name, part in self.parts.items()},
-        }
-        if before_decay:
-            write_tensors(self.folder / BEFORE_DECAY, contents)
-            return
-        file = self.folder / f"state-{state.step:09d}.pt"
-        write_tensors(file, contents)
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        write_tensors(self.folder / f"state-{state.step:09d}.pt", {"state": asdict(state), **parts})
         for other in (*states(self.folder)[KEEP:], *self.folder.glob("state-*.part")):
             other.unlink()
 
     def resume(self) -> TrainState | None:
-        """Load the checkpoint to continue from, on all ranks; None without one.
-
-        Raises:
-            RunError: `before_decay` cannot be read, or belongs to a run with other settings, vocabulary or text.
-        """
+        """Load the checkpoint to continue from, on all ranks; None without one."""
         own = next(filter(None, map(_read, states(self.folder))), None)
         found = self.dist.broadcast_newest(own, own["state"]["step"] if own else 0)
-        if found is None and self.before_decay is not None:
-            found = self._before_decay(self.before_decay)
         if found is None:
             return None
         for name, part in self.parts.items():
@@ -106,21 +78,6 @@ class Checkpointer:
         state = TrainState(**found["state"])
         logger.info("resuming at step %d", state.step)
         return state
-
-    def _before_decay(self, file: Path) -> dict[str, Any]:
-        """The state of a run with a smaller budget."""
-        found = _read(file)
-        if found is None:
-            raise RunError(f"pretrain.before_decay: {file} cannot be read")
-        there, here = found["identity"], self.identity
-        differing = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
-        if differing:
-            words = [f"{key} was {there.get(key)!r:.40}, is {here.get(key)!r:.40}" for key in differing[:3]]
-            raise RunError(
-                f"{file} belongs to another run ({', '.join(words)}): give the settings that it had, except for the "
-                "budget"
-            )
-        return found
 
 
 def states(folder: Path) -> list[Path]:

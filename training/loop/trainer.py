@@ -10,7 +10,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from training.errors import RunError
 from training.examples.loader import ExampleStream, MicroBatch, MicroBatches, iterate_batches
 from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer, TrainState
-from training.loop.log import RunLog, flatten, line_of, time_left
+from training.loop.log import RunLog, line_of, time_left
 from training.loop.metrics import MetricWindow, PrintedMetrics
 from training.loop.optimizer import make_optimizer
 from training.loop.schedule import Schedule
@@ -91,8 +91,6 @@ class TrainConfig:
     tensorboard: bool = False
     evaluations: int = 1
     """Number of evaluations, evenly spaced over the budget."""
-    keep_before_decay: bool = True
-    """Whether to keep the state before the learning rate falls, from which a larger budget continues."""
 
     @property
     def steps(self) -> int:
@@ -120,24 +118,20 @@ class Trainer:
         stream: ExampleStream,
         config: TrainConfig,
         folder: Path,
-        identity: Mapping[str, Any],
         dist: DistContext,
         evaluate: Callable[[TrainState], dict[str, Any]] | None = None,
         unigram_entropy: float | None = None,
-        before_decay: Path | None = None,
     ) -> None:
         """Start a new run, or resume an earlier one at the step where it stopped.
 
         Args:
             folder: folder of the log and the checkpoints.
-            identity: see `Checkpointer.identity`; may be nested.
             evaluate: returns figures for the log. All ranks call it, so that none waits for another. It must not use a
                 collective.
             unigram_entropy: see `Advisor`.
-            before_decay: see `Checkpointer`.
 
         Raises:
-            RunError: the ranks cannot share the micro-batches, or `before_decay` belongs to another run.
+            RunError: the ranks cannot share the micro-batches.
         """
         if config.micro_batches % dist.world_size:
             raise RunError(
@@ -149,14 +143,15 @@ class Trainer:
         self.average = WeightAverage(loss.model)
         self.optimizer = make_optimizer(loss.model, config.learning_rate, config.embedding_factor)
         parts = {"model": loss.model, "optimizer": self.optimizer, "average": self.average}
-        self.checkpointer = Checkpointer(folder, flatten(identity), parts, dist, before_decay)
+        self.checkpointer = Checkpointer(folder, parts, dist)
         self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
         resumed = self.checkpointer.resume()
         # A log without a checkpoint belongs to a run that was killed before its first checkpoint.
         if dist.is_main and (resumed or self.log.file.is_file()):
             self.log.rewind(resumed.step if resumed else -1)
-        self.state = resumed or TrainState(warmup_tokens=round(config.warmup_fraction * config.budget_tokens))
-        self.schedule = Schedule(config.budget_tokens, self.state.warmup_tokens, config.decay_fraction)
+        self.state = resumed or TrainState()
+        warmup_tokens = round(config.warmup_fraction * config.budget_tokens)
+        self.schedule = Schedule(config.budget_tokens, warmup_tokens, config.decay_fraction)
         self.advisor = Advisor(unigram_entropy, any(line["event"] == LEFT_PLATEAU for line in self.log))
         self._synchronized_loss = dist.wrap(loss)
         self._window = MetricWindow(loss.metric_names, self.state)
@@ -263,13 +258,11 @@ class Trainer:
             self._stop_signal = self._stop_signal or signal.SIGTERM
         is_last = bool(stop) or self.is_finished
         log, evaluate = is_last or state.step % config.log_steps == 0, self._is_evaluation_due()
-        before_decay, save = self._is_before_decay(), is_last or bool(save)
-        if log or evaluate or before_decay or save:
+        save = is_last or bool(save)
+        if log or evaluate or save:
             self._synchronize()
             self._window.check_finite(state.step)  # weights that are not finite are neither evaluated nor saved
         lines = [*(self._log() if log else ()), *(self._evaluate() if evaluate else ())]
-        if before_decay:
-            self.checkpointer.save(state, before_decay=True)
         if save:
             self.checkpointer.save(state)
             self._saved_seconds = state.seconds
@@ -280,17 +273,6 @@ class Trainer:
     def _is_evaluation_due(self) -> bool:
         step, steps, evaluations = self.state.step, self.config.steps, self.config.evaluations
         return step * evaluations // steps > (step - 1) * evaluations // steps
-
-    def _is_before_decay(self) -> bool:
-        """Whether this is the last step before the rate falls (the last of all, if it does not fall) and its state is
-        kept."""
-        now, next_step = self.state.tokens, self.state.tokens + self.config.batch_tokens
-        is_last = not self._has_decayed(now) and (self._has_decayed(next_step) or self.is_finished)
-        return is_last and self.config.keep_before_decay
-
-    def _has_decayed(self, tokens: int) -> bool:
-        """Whether the step that ends after N tokens has a falling rate. The rate of a step is that of its middle."""
-        return tokens - self.config.batch_tokens / 2 > self.schedule.decay_start
 
     def _log(self) -> Iterator[str]:
         """Write figures to the log. Yields lines for the console."""

@@ -20,7 +20,7 @@ from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.loop.advice import REMEDY
 from training.loop.budget import budget_record
-from training.loop.checkpoint import TrainState, weights_hash
+from training.loop.checkpoint import TrainState
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingLoss
@@ -39,9 +39,6 @@ tokens of training: 256 examples of 115 tokens, masked and whole, without a back
 BUDGET_SHARE = 0.95
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
 
-_BUDGET = {"tokens", "minutes", "decay_fraction", "average_fraction", "warmup_fraction"}
-"""Settings that a larger budget may change."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -59,7 +56,7 @@ def pretrain(
 
     Raises:
         CorpusError: the text is damaged.
-        RunError: `pretrain.start` or `pretrain.before_decay` does not fit.
+        RunError: `pretrain.start` does not fit.
     """
     text = PreparedText.open(corpus / "train")
     dist.check_equal([text.tokenizer_hash, text.checksum])
@@ -148,19 +145,9 @@ def _trainer(
             evaluations=max(1, min(MAX_EVALUATIONS, config.tokens // TOKENS_PER_EVALUATION)),
         ),
         folder,
-        identity={
-            "seed": recipe.seed,
-            "micro_batch_tokens": stream.micro_batch_tokens,
-            "pretrain": config.model_dump(mode="json", exclude={*_BUDGET, "start", "before_decay"}),
-            "model": None if config.start else recipe.model.model_dump(),
-            "initial_weights": weights_hash(loss.model),
-            "tokenizer": text.tokenizer_hash,
-            "text": text.checksum,
-        },
         evaluate=evaluate,
         unigram_entropy=None if config.start else text.unigram_entropy,  # trained weights have left the plateau
         dist=dist,
-        before_decay=config.before_decay,
     )
 
 

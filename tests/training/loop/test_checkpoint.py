@@ -1,22 +1,20 @@
-"""Checkpoints of a run: whole, newest first; the state before the decay."""
+"""Checkpoints of a run: whole, newest first."""
 
 from __future__ import annotations
 
 import os
 import resource
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 import torch
 from torch import nn
 
 from training.errors import RunError
-from training.loop.checkpoint import BEFORE_DECAY, Checkpointer, TrainState, weights_hash
+from training.loop.checkpoint import Checkpointer, TrainState, weights_hash
 from training.loop.weight_average import WeightAverage
 from training.runtime.distributed import DistContext
-
-IDENTITY = {"seed": 1, "pretrain.batch_tokens": 32}
 
 Parts = tuple[nn.Linear, torch.optim.AdamW, WeightAverage]
 
@@ -33,25 +31,24 @@ def trained(steps: int, width: int = 4) -> Parts:
     return model, optimizer, average
 
 
-def checkpointer(folder: Path, parts: Parts, before_decay: Path | None = None, **changes: Any) -> Checkpointer:
+def checkpointer(folder: Path, parts: Parts) -> Checkpointer:
     named = dict(zip(("model", "optimizer", "average"), parts, strict=True))
-    return Checkpointer(folder, IDENTITY | changes, named, DistContext(), before_decay)
+    return Checkpointer(folder, named, DistContext())
 
 
-def save(folder: Path, step: int, *, width: int = 4, before_decay: bool = False) -> Path:
-    state = TrainState(step=step, tokens=10 * step)
-    checkpointer(folder, trained(step, width)).save(state, before_decay=before_decay)
-    return folder / (BEFORE_DECAY if before_decay else f"state-{step:09d}.pt")
+def save(folder: Path, step: int, *, width: int = 4) -> Path:
+    checkpointer(folder, trained(step, width)).save(TrainState(step=step, tokens=10 * step))
+    return folder / f"state-{step:09d}.pt"
 
 
-def resumed_step(folder: Path, before_decay: Path | None = None, **changes: Any) -> int | None:
-    state = checkpointer(folder, trained(0), before_decay, **changes).resume()
+def resumed_step(folder: Path) -> int | None:
+    state = checkpointer(folder, trained(0)).resume()
     return None if state is None else state.step
 
 
 def test_checkpointer_resumes_what_it_saved(tmp_path: Path) -> None:
     model, optimizer, average = trained(3)
-    state = TrainState(3, 30, 6, 1.5, warmup_tokens=10, lanes={0: (1, 2, 48), 7: (0, 3, 7)})
+    state = TrainState(3, 30, 6, 1.5, lanes={0: (1, 2, 48), 7: (0, 3, 7)})
     checkpointer(tmp_path, (model, optimizer, average)).save(state)
     fresh, other, again = trained(0)
     assert checkpointer(tmp_path, (fresh, other, again)).resume() == state
@@ -116,44 +113,6 @@ def test_checkpointer_removes_what_a_kill_left_unfinished(tmp_path: Path) -> Non
     (tmp_path / "state-000000002.part").write_bytes(b"half")
     save(tmp_path, 3)
     assert [file.name for file in tmp_path.iterdir()] == ["state-000000003.pt"]
-
-
-# --- a larger budget
-
-
-def test_checkpointer_keeps_the_state_before_the_decay_and_does_not_resume_it(tmp_path: Path) -> None:
-    save(tmp_path, 5, before_decay=True)
-    assert resumed_step(tmp_path) is None
-    for step in (8, 9, 10):
-        save(tmp_path, step)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        BEFORE_DECAY,
-        "state-000000009.pt",
-        "state-000000010.pt",
-    ]
-
-
-def test_checkpointer_begins_with_the_state_before_the_decay_of_a_smaller_run(tmp_path: Path) -> None:
-    smaller = save(tmp_path / "smaller", 5, before_decay=True)
-    assert resumed_step(tmp_path / "larger", smaller) == 5
-    save(tmp_path / "larger", 8)
-    assert resumed_step(tmp_path / "larger", smaller) == 8, "its own state is newer"
-
-
-def test_checkpointer_with_the_state_of_other_settings_names_every_key_that_differs(tmp_path: Path) -> None:
-    smaller = save(tmp_path / "smaller", 5, before_decay=True)
-    message = r"belongs to another run \(pretrain\.batch_tokens was 32, is 64, seed was 1, is 2\): give the settings"
-    with pytest.raises(RunError, match=message):
-        resumed_step(tmp_path / "larger", smaller, **{"pretrain.batch_tokens": 64, "seed": 2})
-    with pytest.raises(RunError, match=r"half_residual was None, is True"):
-        resumed_step(tmp_path / "larger", smaller, half_residual=True)
-
-
-def test_checkpointer_with_a_damaged_state_before_the_decay_is_an_error(tmp_path: Path) -> None:
-    smaller = save(tmp_path / "smaller", 5, before_decay=True)
-    os.truncate(smaller, 100)
-    with pytest.raises(RunError, match=r"pretrain\.before_decay: .*before-decay\.pt cannot be read"):
-        resumed_step(tmp_path / "larger", smaller)
 
 
 # --- the disk

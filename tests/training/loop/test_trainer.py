@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from training.errors import RunError
 from training.examples.batches import BatchShape
 from training.loop import trainer as trainer_module
-from training.loop.checkpoint import BEFORE_DECAY
 from training.loop.log import RunLog
 from training.loop.trainer import AVERAGE_EVERY, TrainConfig, Trainer, TrainingLoss, measure_speed
 from training.runtime.distributed import DistContext
@@ -113,7 +112,6 @@ def trainer(
     steps: int = STEPS,
     evaluate: Evaluate | None = None,
     dist: DistContext = DistContext(),  # noqa: B008
-    before_decay: Path | None = None,
     **changes: Any,
 ) -> Trainer:
     settings: dict[str, Any] = {
@@ -130,10 +128,8 @@ def trainer(
         PointStream(),
         TrainConfig(**(settings | changes)),
         folder,
-        identity={"seed": 1},
         evaluate=evaluate,
         dist=dist,
-        before_decay=before_decay,
     )
 
 
@@ -373,53 +369,6 @@ def test_trainer_killed_in_its_last_evaluation_evaluates_again(tmp_path: Path) -
         trainer(tmp_path, Regression(), evaluate=lambda _: kill(), **settings).run()  # type: ignore[func-returns-value]
     assert trainer(tmp_path, Regression(), evaluate=lambda state: {"at": state.step}, **settings).run()
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [5]
-
-
-# --- longer runs
-
-
-@pytest.mark.parametrize(
-    ("steps", "more", "decay"), [(40, 80, 0.5), (40, 44, 0.5), (41, 60, 0.3), (10, 30, 0.9), (7, 20, 0.33)]
-)
-def test_trainer_with_a_larger_budget_equals_a_run_that_had_it_from_the_start(
-    tmp_path: Path, steps: int, more: int, decay: float
-) -> None:
-    settings: dict[str, Any] = {"decay_fraction": decay, "warmup_fraction": 3 / steps}
-    assert trainer(tmp_path / "smaller", Regression(0.2), steps=steps, **settings).run()
-    kept = tmp_path / "smaller" / BEFORE_DECAY
-    continued = trainer(tmp_path / "continued", Regression(0.2), steps=more, before_decay=kept, **settings)
-    assert 0 < continued.state.step < steps
-    assert continued.run()
-    assert continued.schedule.warmup_tokens == 3 * STEP, "the warm-up is that of the first budget"
-    settings["warmup_fraction"] = 3 / more
-    whole = trainer(tmp_path / "whole", Regression(0.2), steps=more, **settings)
-    assert whole.run()
-    assert_same_weights(continued, whole)
-    missing = len(lines(tmp_path / "whole", "train")) - len(lines(tmp_path / "continued", "train"))
-    assert lines(tmp_path / "continued", "train") == lines(tmp_path / "whole", "train")[missing:]
-
-
-def test_trainer_whose_rate_does_not_fall_keeps_its_last_state_for_a_larger_budget(tmp_path: Path) -> None:
-    assert trainer(tmp_path / "smaller", Regression(0.2), steps=10, decay_fraction=0.0).run()
-    settings: dict[str, Any] = {"steps": 20, "decay_fraction": 0.0}
-    kept = tmp_path / "smaller" / BEFORE_DECAY
-    continued = trainer(tmp_path / "continued", Regression(0.2), before_decay=kept, **settings)
-    assert continued.state.step == 10
-    assert continued.run()
-    whole = trainer(tmp_path / "whole", Regression(0.2), warmup_fraction=0.05, **settings)
-    assert whole.run()
-    assert_same_weights(continued, whole)
-
-
-def test_trainer_with_a_larger_budget_is_killed_and_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
-    trainer(tmp_path / "smaller", Regression()).run()
-    settings: dict[str, Any] = {"steps": 80, "before_decay": tmp_path / "smaller" / BEFORE_DECAY}
-    task = Regression(on_batch=at_step(3, kill))
-    larger = trainer(tmp_path / "larger", task, checkpoint_minutes=EVERY_STEP, **settings)
-    assert larger.state.step == 20
-    with pytest.raises(Killed):
-        larger.run()
-    assert trainer(tmp_path / "larger", Regression(), **settings).state.step == 23
 
 
 # --- what is never kept

@@ -125,7 +125,7 @@ def test_pretrain_again_after_the_end_changes_nothing(finished: Recipe, caplog: 
     assert caplog.messages == [f"{Pipeline(finished).pretrain.folder}: already there"]
     assert same(weights(finished), before)
     assert (finished.folder / "pretrain" / "log.jsonl").read_bytes() == log
-    assert [file.name for file in (finished.folder / "pretrain").glob("*.pt")] == ["before-decay.pt"]
+    assert not list((finished.folder / "pretrain").glob("*.pt"))
 
 
 def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
@@ -197,28 +197,6 @@ def test_pretrain_on_few_examples_is_refused(make_recipe: MakeRecipe, tmp_path: 
     assert pipeline.corpus.ensure(DistContext())
     with pytest.raises(CorpusError, match=r"2 examples; a run needs at least 48: add text"):
         pretrain(recipe)
-
-
-def test_pretrain_with_a_larger_budget_continues_from_the_state_before_the_decay(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    recipe = make_recipe("pretrain.tokens=5120")
-    assert pretrain(recipe)
-    before, smaller = weights(recipe), Pipeline(recipe).pretrain.folder
-    more = changed(recipe, tokens=7680, before_decay=recipe.folder / "pretrain" / "before-decay.pt")
-    assert pretrain(more)
-    assert "resuming at step 14" in caplog.text
-    assert [line["step"] for line in lines(more, "train")] == list(range(15, 31))
-    assert not same(weights(more), before)
-    assert same(load_file(smaller / "model" / "model.safetensors"), before)
-
-
-def test_pretrain_with_the_state_of_other_settings_names_the_keys(finished: Recipe) -> None:
-    state = finished.folder / "pretrain" / "before-decay.pt"
-    other = changed(finished, tokens=10240, before_decay=state, learning_rate=0.5, dropout=0.2)
-    with pytest.raises(RunError, match=r"pretrain\.dropout was 0\.1, is 0\.2, pretrain\.learning_rate was 0\.0006, is"):
-        pretrain(other)
 
 
 def test_pretrain_budget_in_minutes_becomes_tokens_once(
