@@ -279,7 +279,8 @@ class FinetuneConfig(_Strict):
     train: tuple[SourceConfig, ...] = ()
     """Labelled sources to train on."""
     test: tuple[SourceConfig, ...] = ()
-    """Labelled sources for the report. `finetune` leaves out their texts; so does `pretrain` with `pretrain.start`."""
+    """Labelled sources for the report, which `finetune` does not train on. With `pretrain.start`, `pretrain` does not
+    train on texts of test and dev either."""
     pretrained: Path | None = None
     """Checkpoint directory to start from: pretrained, or a classifier, whose last layer is kept if it has the same
     labels. If absent, this run's network."""
@@ -432,10 +433,10 @@ class Recipe(_Strict):
         return max(MIN_POSITIONS, self.pretrain.examples.longest, self.finetune.max_length)
 
     @property
-    def left_out_of_corpus(self) -> tuple[SourceConfig, ...]:
-        """Sources whose texts are not pretrained on. A network that is trained on is often adapted to the classifier's
-        texts; one from random weights serves classifiers with any tests."""
-        return self.finetune.test if self.pretrain.start else ()
+    def left_out_of_corpus(self) -> FinetuneConfig:
+        """The classifier whose test and dev texts are not pretrained on. A network that is trained on is often adapted
+        to the classifier's texts; one from random weights serves any classifiers."""
+        return self.finetune if self.pretrain.start else FinetuneConfig()
 
     def micro_tokens(self, stage: PretrainConfig | FinetuneConfig) -> int:
         """Tokens per forward pass of a process in a stage."""

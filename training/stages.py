@@ -380,7 +380,8 @@ class Pipeline:
 
     def _corpus_settings(self) -> dict[str, Any]:
         recipe = self.recipe
-        sources = (*recipe.corpus.heldout, *recipe.corpus.sources, *recipe.left_out_of_corpus)
+        left_out = recipe.left_out_of_corpus
+        sources = (*recipe.corpus.heldout, *recipe.corpus.sources, *left_out.train, *left_out.test)
         return corpus_settings(recipe) | {"files": self._files(sources)} | _versions()
 
     def _common(self, micro_batch_tokens: int) -> dict[str, Any]:

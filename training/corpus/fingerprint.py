@@ -30,6 +30,12 @@ def source_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
     return [source.model_dump(mode="json", exclude={"note"}) for source in sources]
 
 
+def split_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
+    """The settings of sources that the split of their texts depends on."""
+    without = {"note", "name", "read", "balance", "by", "separator"}
+    return [source.model_dump(mode="json", exclude=without) for source in sources]
+
+
 def raw_text_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
     """The settings of sources that their text depends on, without those of its labels and of how it is split."""
     without = {"note", "name", "read", "balance", "by", "group", "separator"}

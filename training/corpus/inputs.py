@@ -16,7 +16,7 @@ from bert_tables.files import Progress
 from training.corpus.encode import NO_LABEL
 from training.corpus.shards import ShardInput
 from training.errors import RunError
-from training.recipe import REGRESSION, Recipe, SourceConfig, source_name
+from training.recipe import REGRESSION, FinetuneConfig, Recipe, SourceConfig, source_name
 from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document, documents
 from training.sources.labels import Target, labelled
@@ -103,7 +103,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """The shards of `corpus/`: parts `train` and `heldout/<source>`.
 
     A held-out text is not trained on, not even as another document with other spacing or another group. With
-    `pretrain.start`, texts of `finetune.test` are in no part.
+    `pretrain.start`, test texts of the classifier are in no part, and its dev texts are not in `train`.
 
     Raises:
         SourceError: text cannot be read.
@@ -116,9 +116,8 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     lowest = min((threshold for _, threshold in thresholds), default=0)  # hashes below it are held out in all sources
     if any(source.group for source in config.sources):  # equal texts may have unequal hashes
         lowest = 0
-    tests = (read(source, progress=cutter.progress) for source in recipe.left_out_of_corpus)
-    tested = {value for document in itertools.chain.from_iterable(tests) for value in hashes(document)}
-    held_out = set(tested)
+    tested, in_dev = _held_out(recipe.left_out_of_corpus, recipe)
+    held_out = tested | in_dev
     for source, threshold in thresholds:
         for document in read(source) if threshold > lowest else ():
             text, group = hashes(document)
@@ -129,6 +128,18 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         found = ((document, NO_LABEL) for document in read(source, progress=cutter.progress))
         routed = _route(found, source, "heldout", threshold, held_out, tested)
         yield from cutter.cut(routed, source, "lines" if source.lines == "sentence" else "paragraphs")
+
+
+def _held_out(config: FinetuneConfig, recipe: Recipe) -> tuple[set[int], set[int]]:
+    """Hashes of the texts and groups of a classifier's test, and of its dev part."""
+    tested: set[int] = set()
+    in_dev: set[int] = set()
+    for source in config.tested:
+        for _ in _tested(source, recipe, tested, None):
+            pass
+    for source in config.train if config.dev_fraction else ():
+        _plan(source, recipe, tested, in_dev, _Texts())
+    return tested, in_dev
 
 
 # --- labelled text -------------------------------------------------------------------------------------------------

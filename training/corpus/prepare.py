@@ -26,13 +26,13 @@ from model.tokenizer import Tokenizer
 from model.tokenizer_dir import MAX_WORD
 from training.corpus.encode import MAX_SENTENCE_TOKENS
 from training.corpus.engines.local import make_shards
-from training.corpus.fingerprint import source_settings, tokenizer_hash
+from training.corpus.fingerprint import source_settings, split_settings, tokenizer_hash
 from training.corpus.inputs import pretraining_inputs
 from training.corpus.reader import FORMAT, PreparedText, count_tokens
 from training.corpus.shards import Shard, ShardInput
 from training.corpus.texts import read_texts
 from training.errors import CorpusError
-from training.recipe import Recipe, SourceConfig
+from training.recipe import FinetuneConfig, Recipe, SourceConfig
 from training.runtime.files import reason, write_json
 from training.sources.files import size
 
@@ -61,7 +61,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, *, heldout_only:
         SourceError: text cannot be read.
         CorpusError: the sources hold no text, or the disk is full.
     """
-    sources = (*recipe.corpus.heldout, *recipe.corpus.sources, *recipe.left_out_of_corpus)
+    sources = (*recipe.corpus.heldout, *recipe.corpus.sources)
     inputs = pretraining_inputs(recipe)
     if heldout_only:
         inputs = (shard_input for shard_input in inputs if shard_input.part != "train")
@@ -95,8 +95,14 @@ def text_settings(recipe: Recipe) -> dict[str, Any]:
 def corpus_settings(recipe: Recipe) -> dict[str, Any]:
     """Settings that prepared pretraining text depends on, in addition to files and tokenizer."""
     sources = {name: source_settings(getattr(recipe.corpus, name)) for name in ("sources", "heldout")}
-    left_out = source_settings(recipe.left_out_of_corpus)
-    return recipe.corpus.model_dump(mode="json") | sources | {"left_out": left_out}
+    return recipe.corpus.model_dump(mode="json") | sources | {"left_out": _split_settings(recipe.left_out_of_corpus)}
+
+
+def _split_settings(config: FinetuneConfig) -> dict[str, Any]:
+    """Settings that the test and dev texts of a classifier depend on."""
+    sources = {name: split_settings(getattr(config, name)) for name in ("train", "test")}
+    without_label = sorted(value for value, label in config.labels.items() if not label)
+    return config.model_dump(include={"dev_fraction", "test_fraction"}) | sources | {"without_label": without_label}
 
 
 def _prepare(

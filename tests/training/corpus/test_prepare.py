@@ -21,7 +21,7 @@ from tests.training.commands import ROOT
 from training.corpus import inputs as inputs_module
 from training.corpus import reader as reader_module
 from training.corpus.engines import local as local_engine
-from training.corpus.inputs import pretraining_inputs
+from training.corpus.inputs import labelled_inputs, pretraining_inputs
 from training.corpus.prepare import entropy, prepare, prepare_labelled
 from training.corpus.reader import PreparedText, TextWindow
 from training.corpus.texts import write_texts
@@ -258,16 +258,47 @@ def test_pretraining_inputs_leave_out_groups_of_heldout_sources(tmp_path: Path) 
     assert (train, heldout) == ({"b is good", "b is bad"}, {"a is good"})
 
 
-def test_pretraining_inputs_of_a_network_that_is_trained_on_leave_out_texts_of_finetune_test(tmp_path: Path) -> None:
-    texts = [f"a text about {letter}" for letter in ascii_lowercase]
-    write_rows(tmp_path / "data" / "a.jsonl", texts)
-    (tmp_path / "data" / "test.jsonl").write_text(json.dumps({"body": " A  text about b", "label": 1}) + "\n")
-    made = recipe(tmp_path, sources=[{"path": "a.jsonl"}], heldout_fraction=0.3)
-    test = SourceConfig(path="test.jsonl", text="body", label="label")  # type: ignore[arg-type]
-    made = made.model_copy(update={"finetune": FinetuneConfig(test=(test,))})
-    assert set.union(*parts_of(made)) == set(texts)
-    made = made.model_copy(update={"pretrain": PretrainConfig(start=tmp_path)})
-    assert set.union(*parts_of(made)) == set(texts) - {"a text about b"}
+@pytest.mark.parametrize("from_network", [False, True])
+@pytest.mark.parametrize("pretrained", [None, Path("network")])
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"test": ({"path": "test.jsonl", "label": "label"},), "dev_fraction": 0.0},
+        {"test": ({"path": "test.jsonl", "label": "label"},), "dev_fraction": 0.2},
+        {"test_fraction": 0.2, "dev_fraction": 0.0},
+        {"test_fraction": 0.2, "dev_fraction": 0.2},
+        {"dev_fraction": 0.2},
+    ],
+)
+def test_pretraining_inputs_from_a_network_leave_out_the_texts_that_the_classifier_holds_out(
+    tmp_path: Path, split: dict[str, Any], pretrained: Path | None, *, from_network: bool
+) -> None:
+    rows = [{"text": f"a text about {a}{b}", "film": a, "label": "xy".index(b)} for a in ascii_lowercase for b in "xy"]
+    rows += [{"text": f"a text that is not labelled {a}", "film": a, "label": "?"} for a in ascii_lowercase]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "data" / "test.jsonl").write_text(json.dumps({"text": " A  text about bx", "label": 1}))
+    train = {"path": "a.jsonl", "label": "label", "group": "film"}
+    labels = {"0": "NO", "1": "YES", "?": ""}
+    config = FinetuneConfig(train=(train,), labels=labels, pretrained=pretrained, **split)  # type: ignore[arg-type]
+    made = recipe(tmp_path, sources=[{"path": "a.jsonl"}], heldout_fraction=0.1)
+    network = tmp_path if from_network else None
+    made = made.model_copy(update={"finetune": config, "pretrain": PretrainConfig(start=network)})
+
+    parts: dict[str, set[int]] = {"train": set(), "dev": set(), "test": set()}
+    for shard in labelled_inputs(made):
+        parts[shard.part.partition("/")[0]] |= {text_hash(document.text) for document in shard.documents}
+    trained, heldout = ({text_hash(text) for text in texts} for texts in parts_of(made))
+    everything = {text_hash(str(row["text"])) for row in rows}
+    assert parts["dev"] | parts["test"]
+    assert heldout
+    if from_network:
+        assert not trained & (parts["dev"] | parts["test"])
+        assert not heldout & parts["test"]
+        assert parts["train"] <= trained | heldout
+    else:
+        assert trained | heldout == everything
+        assert trained & (parts["dev"] | parts["test"])
 
 
 def test_prepare_leaves_documents_of_heldout_sources_out_of_train(root: Path) -> None:
