@@ -335,7 +335,7 @@ def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[Target], 
 
 def _augmented(document: Document, key: int, fraction: float) -> Document:
     """The document; about `fraction` of the documents, always the same ones, get other contractions, capitals and
-    marks."""
+    marks. They stay in the group of the text as it was, with its other spelling."""
     rng = np.random.default_rng((key, 2))
     if rng.random() >= fraction:
         return document
@@ -344,4 +344,4 @@ def _augmented(document: Document, key: int, fraction: float) -> Document:
         fields = tuple(contractions(field, rng) for field in fields)
     if rng.random() < 0.5:
         fields = tuple(capitals(field, rng) for field in fields)
-    return replace(document, fields=tuple(map(typographic, fields)))
+    return replace(document, fields=tuple(map(typographic, fields)), group=document.group or document.text)

@@ -1,8 +1,8 @@
 """Soft labels from a bag of words, written beside the prepared texts as `distill` writes those of networks.
 
 A bag learns from a few hundred texts which words speak for a label, where a network needs thousands. Each text is
-labelled by a bag that was not fitted to it (stacked generalisation, Wolpert 1992). A bag only repeats the labels of the
-texts that it was fitted to.
+labelled by a bag that was not fitted to it or to others of its group (stacked generalisation, Wolpert 1992). A bag only
+repeats the labels of the texts that it was fitted to, also for a text that is a part of one of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.model_selection import StratifiedKFold
 
@@ -34,26 +35,38 @@ logger = logging.getLogger(__name__)
 
 
 def label_out_of_fold(folder: Path, problem: Problem) -> None:
-    """Write the probabilities of the bags for the texts of `labelled/train`. Writes nothing if all labels but one have
-    fewer than `FOLDS` texts."""
+    """Write the probabilities of the bags for the texts of `labelled/train`. Writes nothing if all labels but one are
+    those of fewer than `FOLDS` groups, each counted by its first text."""
     text = PreparedText.open(folder)
     columns = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
     window = text.window(range(len(text.shards)))
-    labels = window.column("labels")
+    labels, groups = window.column("labels"), window.column("groups")
     assert labels is not None
-    if np.sort(np.bincount(labels, minlength=2))[-2] < FOLDS:  # some fold would have one label only
+    assert groups is not None
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    if np.sort(np.bincount(labels[first], minlength=2))[-2] < FOLDS:  # some fold would have one label only
         return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a rare label is not in each fold
+        parts = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(first, labels[first]))
+    folds = [np.isin(group, chosen) for _, chosen in parts]
     starts = window.sentence_starts[window.document_starts].tolist()
     documents = [window.tokens(first, end) for first, end in itertools.pairwise(starts)]
     logger.info("labelling %s texts by bags of words that have not read them", f"{len(documents):,}")
-    probabilities = _out_of_fold(documents, labels.astype(np.int64), problem, text.vocab_size)
+    probabilities = _out_of_fold(documents, labels.astype(np.int64), folds, problem, text.vocab_size)
     ends = np.cumsum([shard.documents for shard in text.shards])
     for column, rows in zip(columns, np.split(probabilities, ends[:-1]), strict=True):
         np.save(column, rows)
 
 
-def _out_of_fold(documents: list[Any], labels: Ints, problem: Problem, vocab_size: int) -> Floats:
-    """(documents, labels) probabilities."""
+def _out_of_fold(
+    documents: list[Any], labels: Ints, folds: list[NDArray[np.bool_]], problem: Problem, vocab_size: int
+) -> Floats:
+    """(documents, labels) probabilities.
+
+    Args:
+        folds: (documents,) the documents of each fold.
+    """
 
     def pieces_and_pairs(ids: Any) -> list[int]:
         ids = ids.astype(np.int64)
@@ -62,15 +75,12 @@ def _out_of_fold(documents: list[Any], labels: Ints, problem: Problem, vocab_siz
     # The weights of words need no labels, so all folds share them.
     features = TfidfVectorizer(analyzer=pieces_and_pairs, sublinear_tf=True, max_features=MAX_FEATURES)
     rows = features.fit_transform(documents)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a rare label is not in each fold
-        folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(rows, labels))
     targets = np.eye(len(problem.names), dtype=np.float32)[labels]
     found = []
     for strength in STRENGTHS:
         probabilities = np.zeros_like(targets)
-        for read, unread in folds:
-            probabilities[unread] = problem.fit(rows[read], targets[read], strength)(rows[unread])
+        for unread in folds:
+            probabilities[unread] = problem.fit(rows[~unread], targets[~unread], strength)(rows[unread])
         loss = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-9)).mean()
         found.append((float(loss), probabilities))
     loss, best = min(found, key=lambda pair: pair[0])

@@ -17,7 +17,7 @@ from training.errors import RunError, SourceError
 from training.recipe import Recipe, SourceConfig
 from training.sources.documents import Document
 from training.sources.files import size
-from training.sources.split import text_hash
+from training.sources.split import hashes, text_hash
 
 Row = dict[str, Any]
 Part = list[tuple[Document, int]]
@@ -347,6 +347,14 @@ def test_augmented_texts_are_a_fraction_of_train_and_none_of_dev(tmp_path: Path)
     assert 0.15 * len(train) < len(changed) < 0.4 * len(train)
     assert set(texts(dev)) <= {row["text"] for row in rows}
     assert texts(train_and_dev(recipe)[0]) == texts(train)
+
+
+def test_augmented_texts_stay_in_the_group_of_their_other_spelling(tmp_path: Path) -> None:
+    texts = [f"it was n't {letter} and I do not like it" for letter in ascii_lowercase]
+    rows = [{"text": text, "label": n % 2} for n, text in enumerate(texts)]
+    train, _ = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows, treebank="both"), augment_fraction=0.5))
+    groups = Counter(hashes(document)[1] for document, _ in train)
+    assert set(groups.values()) == {2}
 
 
 def test_unlabelled_texts_are_in_train_unless_they_are_in_test_or_dev(tmp_path: Path) -> None:
