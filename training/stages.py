@@ -13,7 +13,9 @@
     heldout      tokenizer                          for `evaluate --weights`
 
 The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the stage's settings and of the stages that
-it needs. So another setting means another folder, and no result is overwritten. A result with `done.json` is complete;
+it needs. So another setting means another folder, and no result is overwritten. Names of sources and what only a report
+shows of test texts are in the folders that have them, not in those of trainings. `micro_batch_tokens` is in none: a
+training that was begun with another value goes on with its next examples. A result with `done.json` is complete;
 without it, the same command continues. Links such as `runs/<name>/pretrained` lead to the present result.
 """
 
@@ -30,7 +32,13 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.errors import CheckpointError
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.corpus.fingerprint import checkpoint_hash, file_hashes, raw_text_settings, tokenizer_hash
+from training.corpus.fingerprint import (
+    checkpoint_hash,
+    file_hashes,
+    raw_text_settings,
+    source_settings,
+    tokenizer_hash,
+)
 from training.corpus.prepare import corpus_settings, prepare, prepare_labelled, text_settings
 from training.corpus.reader import FORMAT, PreparedText
 from training.corpus.texts import write_texts
@@ -45,7 +53,7 @@ from training.finetune.task import keeps_last_layer
 from training.loop.stage import LINKS, Made, Stage, follow, link
 from training.pretrain.run import pretrain
 from training.problems.choose import problem_of
-from training.recipe import SINGLE_LABEL, Recipe, SourceConfig
+from training.recipe import SINGLE_LABEL, Recipe, SourceConfig, source_name
 from training.runtime.distributed import DistContext
 
 _IN_TEXTS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction"}
@@ -92,15 +100,16 @@ class Pipeline:
     def corpus(self) -> Stage:
         """The token ids of the text to pretrain on."""
         make = _always(lambda folder: prepare(self.recipe, Tokenizer.load(self.tokenizer.folder), folder))
+        settings, shown = self._corpus_settings(), self._corpus_names()
         return self._stage(
-            "corpus", "prepare", self._corpus_settings(), make, needs=(self.tokenizer,), links={"corpus": ""}
+            "corpus", "prepare", settings, make, needs=(self.tokenizer,), shown=shown, links={"corpus": ""}
         )
 
     def heldout(self, tokenizer: Tokenizer) -> Stage:
         """The token ids of the held-out text in another vocabulary."""
         make = _always(lambda folder: prepare(self.recipe, tokenizer, folder, heldout_only=True))
         settings = self._corpus_settings() | {"tokenizer": tokenizer_hash(tokenizer)}
-        return self._stage("heldout", "evaluate", settings, make)
+        return self._stage("heldout", "evaluate", settings, make, shown=self._corpus_names())
 
     @cached_property
     def texts(self) -> Stage:
@@ -111,7 +120,8 @@ class Pipeline:
         """The labelled text with the labels in the order of a recipe."""
         sources = (*recipe.finetune.train, *recipe.finetune.test, *(recipe.distill.sources if recipe.distill else ()))
         settings = text_settings(recipe) | {"files": self._files(sources), "format": FORMAT}
-        return self._stage("texts", "prepare", settings, _always(partial(write_texts, recipe)))
+        shown = {"names": _names(sources), "reported": source_settings(recipe.finetune.test)}
+        return self._stage("texts", "prepare", settings, _always(partial(write_texts, recipe)), shown=shown)
 
     @cached_property
     def baseline(self) -> Stage:
@@ -127,7 +137,7 @@ class Pipeline:
 
             write_baseline(problem, texts.folder, folder)
 
-        return self._stage("baseline", "evaluate", {}, _always(make), needs=(texts,))
+        return self._stage("baseline", "evaluate", {}, _always(make), needs=(texts,), shown=texts.shown)
 
     @cached_property
     def labelled(self) -> Stage:
@@ -144,10 +154,13 @@ class Pipeline:
 
                 label_out_of_fold(folder / "train", problem_of(SINGLE_LABEL, recipe.finetune.label_names))
 
+        shown = {"names": _names((*recipe.finetune.train, *(recipe.distill.sources if recipe.distill else ())))}
         needs: tuple[Stage, ...] = (texts, self.tokenizer)
         if self.start is not None:
             needs, settings["tokenizer"] = (texts,), tokenizer_hash(self.start.tokenizer)
-        return self._stage("labelled", "prepare", settings, _always(make), needs=needs, links={"labelled": ""})
+        return self._stage(
+            "labelled", "prepare", settings, _always(make), needs=needs, shown=shown, links={"labelled": ""}
+        )
 
     # --- networks --------------------------------------------------------------------------------------------------
 
@@ -160,7 +173,7 @@ class Pipeline:
             "pretrain": config.model_dump(mode="json", exclude={"start"}),
             "start": checkpoint_hash(start, self._cache) if start else None,
             "model": None if start else {**recipe.model.model_dump(), "positions": recipe.positions},
-            **self._common(recipe.micro_tokens(config)),
+            "half_residual": recipe.half_residual,
             "seed": recipe.seed,
         }
 
@@ -244,7 +257,7 @@ class Pipeline:
             "start": checkpoint_hash(pretrained, self._cache) if pretrained else None,
             "soft_label_weight": recipe.distill.weight if recipe.distill and soft_labels else None,
             "left_out": [left_out.number, left_out.count] if left_out else None,
-            **self._common(recipe.micro_batch_tokens),
+            "half_residual": recipe.half_residual,
             "seed": seed,
         }
         needs = (self.labelled, *(() if pretrained else (self.pretrain,)), *((soft_labels,) if soft_labels else ()))
@@ -384,8 +397,8 @@ class Pipeline:
         sources = (*recipe.corpus.heldout, *recipe.corpus.sources, *left_out.train, *left_out.test)
         return corpus_settings(recipe) | {"files": self._files(sources)} | _versions()
 
-    def _common(self, micro_batch_tokens: int) -> dict[str, Any]:
-        return {"micro_batch_tokens": micro_batch_tokens, "half_residual": self.recipe.half_residual}
+    def _corpus_names(self) -> dict[str, Any]:
+        return {"names": _names((*self.recipe.corpus.heldout, *self.recipe.corpus.sources))}
 
     def _files(self, sources: Sequence[SourceConfig]) -> dict[str, str]:
         return file_hashes(sources, self.recipe.data, self._cache)
@@ -427,6 +440,10 @@ def _always(make: Callable[[Path], object]) -> Callable[[Path, DistContext], Mad
         return {}
 
     return made
+
+
+def _names(sources: Sequence[SourceConfig]) -> list[str]:
+    return [source_name(source) for source in sources]
 
 
 def _needs_bag(recipe: Recipe) -> str:

@@ -14,11 +14,11 @@ from model import Tokenizer, load_checkpoint
 from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network, save_new_network
-from tests.training.texts import story
+from tests.training.texts import squeezed, story
 from training.command import main
 from training.errors import MissingTextError, RunError
 from training.finetune.selection import SeedResult
-from training.loop.stage import LINKS
+from training.loop.stage import DONE, LINKS
 from training.recipe import Recipe, load_recipe
 from training.stages import Pipeline
 
@@ -33,9 +33,9 @@ def recipe(recipe_file: Path, data: Path, tmp_path: Path) -> Recipe:
 
 
 def keys(recipe: Recipe, *overrides: str) -> dict[str, str]:
-    """Keys of the stages by name."""
+    """Folders of the stages by name."""
     changed = load_recipe(recipe.loaded, [*recipe.overrides, *overrides])
-    return {stage.name: stage.key for stage in Pipeline(changed).all()}
+    return {stage.name: stage.folder.name for stage in Pipeline(changed).all()}
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -54,7 +54,7 @@ def of_size(recipe: Recipe, vocab_size: int) -> Recipe:
     "override",
     [
         *("name=other", "device=cuda", "tensorboard=true", "checkpoint_minutes=1", "cuda_graphs=true"),
-        *("description=words", "limits=['slow']", "export.folder=there"),
+        *("description=words", "limits=['slow']", "export.folder=there", "micro_batch_tokens=128"),
         'corpus.sources=[{name="stories",path="stories.txt",note="public domain"}]',
         'finetune.train=[{name="reviews",path="reviews.jsonl",label="label",note="public domain"}]',
     ],
@@ -80,7 +80,6 @@ def test_pipeline_keys_do_not_depend_on_the_folder_of_runs_or_on_where_and_when_
         ("pretrain.tokens=25600", {"pretrain", "finetune"}),
         ("pretrain.examples.short_length=16", {"pretrain", "finetune"}),
         ("model.hidden_size=32", {"pretrain", "finetune"}),
-        ("micro_batch_tokens=128", {"pretrain", "finetune"}),
         ("half_residual=true", {"pretrain", "finetune"}),
         ("seed=2", {"pretrain", "finetune"}),
         ("finetune.dev_fraction=0.3", {"texts", "baseline", "labelled", "finetune"}),
@@ -95,6 +94,45 @@ def test_pipeline_keys_depend_on_the_settings_of_a_stage_and_of_those_before_it(
     recipe: Recipe, override: str, names: set[str]
 ) -> None:
     assert changed(keys(recipe), keys(recipe, override)) == names
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ('corpus.sources=[{path="a.txt"}]', 'corpus.sources=[{name="b",path="a.txt"}]', {"corpus"}),
+        ('corpus.sources=[{path="a.txt"}]', 'corpus.sources=[{path="a.txt",by="city",balance=2}]', set()),
+        ('corpus.heldout=[{path="a.txt"}]', 'corpus.heldout=[{name="b",path="a.txt"}]', {"corpus"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{name="b",A}]', {"texts", "baseline"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{by="city",A}]', {"texts", "baseline"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{read="text",A}]', {"texts", "baseline"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{group="film",A}]', {"texts", "baseline", "labelled", "finetune"}),
+        ("finetune.train=[{A}]", 'finetune.train=[{name="b",A}]', {"texts", "baseline", "labelled"}),
+        ("finetune.train=[{A}]", 'finetune.train=[{by="city",A}]', {"texts", "baseline", "labelled", "finetune"}),
+    ],
+)
+@pytest.mark.parametrize("from_network", [False, True])
+def test_pipeline_trainings_do_not_depend_on_what_only_a_report_shows(
+    recipe: Recipe, pretrained: Path, before: str, after: str, names: set[str], *, from_network: bool
+) -> None:
+    (recipe.data / "a.txt").write_text("A text.")
+    start = [f"pretrain.start={pretrained}"] * from_network
+    written, found = (
+        keys(recipe, *start, each.replace("A}", 'path="reviews.jsonl",label="label"}')) for each in (before, after)
+    )
+    if from_network and "group" in after:  # texts of test are left out of the corpus
+        names = names | {"corpus", "pretrain"}
+    assert changed(written, found) == names
+
+
+@pytest.mark.parametrize(
+    "override", ["finetune.dev_fraction=0.3", "finetune.test_fraction=0.3", 'finetune.labels={0="A",1="B",2=""}']
+)
+def test_pipeline_corpus_depends_on_the_split_of_labelled_texts_if_a_network_is_trained_on(
+    recipe: Recipe, pretrained: Path, override: str
+) -> None:
+    assert "corpus" not in changed(keys(recipe), keys(recipe, override))
+    start = f"pretrain.start={pretrained}"
+    assert "corpus" in changed(keys(recipe, start), keys(recipe, start, override))
 
 
 @pytest.mark.parametrize(
@@ -236,6 +274,21 @@ def test_pipeline_links_lead_to_the_best_seed(make_recipe: MakeRecipe, sentiment
     two.link_best()
     assert (recipe.folder / "finetune").resolve() == two.seeds[2].folder
     assert (recipe.folder / "sentiment").resolve() == two.models()["sentiment"] == two.seeds[2].folder / "model"
+
+
+def test_pipeline_of_a_source_with_another_name_makes_no_training_again(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("pretrain.tokens=512", "finetune.train=[]")
+    assert made(recipe, "pretrain")
+    before = Pipeline(recipe).pretrain.folder
+    renamed = load_recipe(
+        recipe.loaded,
+        [*recipe.overrides, 'corpus.sources=[{name="tales",path="stories.txt"}]', "micro_batch_tokens=128"],
+    )
+    trained = (before / DONE).stat().st_mtime_ns
+    assert made(renamed, "prepare", "pretrain", "evaluate")
+    assert Pipeline(renamed).pretrain.folder == before
+    assert (before / DONE).stat().st_mtime_ns == trained
+    assert "| tales |" in squeezed((recipe.folder / "report.md").read_text())
 
 
 # --- the command line

@@ -25,21 +25,19 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
 
 
-def source_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
-    """The settings of sources that the prepared text depends on."""
-    return [source.model_dump(mode="json", exclude={"note"}) for source in sources]
+def source_settings(sources: Iterable[SourceConfig], *without: str) -> list[dict[str, Any]]:
+    """The settings of sources that their labelled text depends on, but not those `without`."""
+    return [source.model_dump(mode="json", exclude={"note", "name", *without}) for source in sources]
 
 
 def split_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
-    """The settings of sources that the split of their texts depends on."""
-    without = {"note", "name", "read", "balance", "by", "separator"}
-    return [source.model_dump(mode="json", exclude=without) for source in sources]
+    """The settings of sources that their text and its split depend on."""
+    return source_settings(sources, "read", "balance", "by", "separator")
 
 
 def raw_text_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
-    """The settings of sources that their text depends on, without those of its labels and of how it is split."""
-    without = {"note", "name", "read", "balance", "by", "group", "separator"}
-    return [source.model_dump(mode="json", exclude=without) for source in sources]
+    """The settings of sources that their text depends on."""
+    return source_settings(sources, "read", "balance", "by", "separator", "group")
 
 
 def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dict[str, str]:

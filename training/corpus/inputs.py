@@ -135,7 +135,7 @@ def _held_out(config: FinetuneConfig, recipe: Recipe) -> tuple[set[int], set[int
     tested: set[int] = set()
     in_dev: set[int] = set()
     for source in config.tested:
-        for _ in _tested(source, recipe, tested, None):
+        for _ in _tested(source, recipe, tested):
             pass
     for source in config.train if config.dev_fraction else ():
         _plan(source, recipe, tested, in_dev, _Texts())
@@ -178,7 +178,9 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         raise RunError(fault)
 
 
-def _tested(source: SourceConfig, recipe: Recipe, tested: set[int], progress: Progress) -> Iterator[Routed]:
+def _tested(
+    source: SourceConfig, recipe: Recipe, tested: set[int], progress: Progress | None = None
+) -> Iterator[Routed]:
     """The texts of a source for the report, which are added to `tested` with their groups.
 
     They are all texts of a source of `finetune.test`, or the part of a source of `finetune.train` that

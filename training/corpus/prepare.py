@@ -84,17 +84,18 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, texts: Path, folder: 
 
 
 def text_settings(recipe: Recipe) -> dict[str, Any]:
-    """Settings that prepared labelled text depends on, in addition to files and tokenizer."""
+    """Settings that prepared labelled text depends on, in addition to files and tokenizer. Of `finetune.test`, it
+    depends on which texts are left out."""
     config, distill = recipe.finetune, recipe.distill
     keys = {"labels", "dev_fraction", "augment_fraction", "test_fraction", "problem_type"}
-    sources = {name: source_settings(getattr(config, name)) for name in ("train", "test")}
+    sources = {"train": source_settings(config.train), "test": split_settings(config.test)}
     unlabelled = source_settings(distill.sources if distill else ())
     return config.model_dump(mode="json", include=keys) | sources | {"unlabelled": unlabelled}
 
 
 def corpus_settings(recipe: Recipe) -> dict[str, Any]:
     """Settings that prepared pretraining text depends on, in addition to files and tokenizer."""
-    sources = {name: source_settings(getattr(recipe.corpus, name)) for name in ("sources", "heldout")}
+    sources = {name: split_settings(getattr(recipe.corpus, name)) for name in ("sources", "heldout")}
     return recipe.corpus.model_dump(mode="json") | sources | {"left_out": _split_settings(recipe.left_out_of_corpus)}
 
 

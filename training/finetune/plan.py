@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from training.recipe import BUCKET_TOKENS, SINGLE_LABEL, Recipe
 
+PLANNED = {"epochs", "batch_tokens", "learning_rate", "embedding_factor", "bag_weight"}
+"""Settings of `[finetune]` that may be left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanPolicy:
@@ -62,12 +65,12 @@ def planned(
     most = max(policy.max_epochs, policy.min_steps * policy.min_batch_tokens / tokens)
     wanted_tokens = policy.classifier_tokens if from_classifier else policy.tokens
     epochs = config.epochs or min(most, max(policy.min_epochs, wanted_tokens / tokens))
-    micro, batch = recipe.micro_batch_tokens, config.batch_tokens
+    batch = config.batch_tokens
     if batch is None:
         wanted = min(policy.max_batch_tokens, max(policy.min_batch_tokens, epochs * tokens / policy.steps))
-        each = _round_up(max(wanted / world_size, config.max_length), BUCKET_TOKENS)  # of a process
-        each = each if each < micro else _round_up(each, micro)
-        micro, batch = min(micro, each), each * world_size
+        passes = -(-wanted // (world_size * recipe.micro_batch_tokens))  # of a process, for a step
+        each = max(wanted / world_size / passes, config.max_length)
+        batch = int(passes) * world_size * _round_up(each, BUCKET_TOKENS)
     is_given = config.learning_rate is not None
     is_taught = texts <= policy.max_bag_texts and not has_labels and config.problem_type == SINGLE_LABEL
     bag_weight = policy.bag_weight * is_taught
@@ -79,7 +82,17 @@ def planned(
         or (1.0 if is_given or from_classifier else policy.embedding_factor),
         "bag_weight": 0.0 if recipe.distill else config.bag_weight if config.bag_weight is not None else bag_weight,
     }
-    return recipe.model_copy(update={"micro_batch_tokens": micro, "finetune": config.model_copy(update=changes)})
+    return recipe.model_copy(update={"finetune": config.model_copy(update=changes)})
+
+
+def with_whole_passes(recipe: Recipe, world_size: int) -> Recipe:
+    """The recipe with the largest `micro_batch_tokens` up to its own of which each process needs a whole number for a
+    step; unchanged if there are none."""
+    config, batch = recipe.finetune, recipe.finetune.batch_tokens or 0
+    smallest = _round_up(config.max_length, BUCKET_TOKENS)
+    sizes = range(smallest, min(recipe.micro_batch_tokens, batch) + 1, BUCKET_TOKENS)
+    fitting = [size for size in sizes if batch % (size * world_size) == 0]
+    return recipe.model_copy(update={"micro_batch_tokens": fitting[-1]}) if fitting else recipe
 
 
 def _round_up(number: float, step: int) -> int:

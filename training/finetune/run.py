@@ -19,7 +19,7 @@ from training.evaluate.classification import Answers, check_reading, predict_cla
 from training.examples.labelled import Fold, LabelledStream, LabelledTexts, epoch_size, labelled_window
 from training.finetune.calibration import calibrate
 from training.finetune.distill import COLUMN
-from training.finetune.plan import planned
+from training.finetune.plan import PLANNED, planned, with_whole_passes
 from training.finetune.selection import SeedResult, dev_figures
 from training.finetune.task import ClassificationLoss, classifier_from, keeps_last_layer
 from training.loop.budget import budget_record
@@ -162,7 +162,7 @@ def _plan(
         has_labels=keeps_last_layer(start.model, recipe.finetune),
         world_size=dist.world_size,
     )
-    return _kept_plan(recipe, folder, dist)
+    return with_whole_passes(_kept_plan(recipe, folder, dist), dist.world_size)
 
 
 def _fitted_problem(recipe: Recipe, train: PreparedText) -> Problem:
@@ -180,13 +180,11 @@ def _soft_label_weight(recipe: Recipe, train: PreparedText, soft_labels: Path | 
 
 def _kept_plan(recipe: Recipe, folder: Path, dist: DistContext) -> Recipe:
     """The recipe with the plan with which the run began, because a plan depends on the number of processes."""
-    plan = {"micro_batch_tokens": recipe.micro_batch_tokens, "finetune": recipe.finetune.model_dump(mode="json")}
+    plan = recipe.finetune.model_dump(include=PLANNED)
     known = dist.all_gather(read_json(folder / "plan.json"))[0]
     if known is None and dist.is_main:
         write_json(folder / "plan.json", plan)
-    kept = known or plan
-    finetune = recipe.finetune.model_validate(kept["finetune"])
-    return recipe.model_copy(update={"micro_batch_tokens": kept["micro_batch_tokens"], "finetune": finetune})
+    return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=known or plan)})
 
 
 def open_dev(recipe: Recipe, start: Checkpoint, labelled: Path) -> dict[str, LabelledTexts]:

@@ -30,8 +30,6 @@ class TrainState:
     """Optimizer steps."""
     tokens: int = 0
     """Tokens trained on, special tokens and padding included."""
-    micro_batches: int = 0
-    """Micro-batches trained on, over all ranks."""
     seconds: float = 0.0
     """Time spent training; evaluation and checkpoints do not count."""
     lanes: dict[int, Position] = field(default_factory=dict)

@@ -51,6 +51,8 @@ class Stage:
     make: Callable[[Path, DistContext], Made]
     """Makes the result in a folder, or continues to do so."""
     needs: tuple[Stage, ...] = ()
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that show in the result, such as names of sources, but that change no stage that needs it."""
     links: Mapping[str, str] = field(default_factory=dict)
     """Readable paths, and their targets in the stage's folder."""
     in_ranks: bool = False
@@ -59,13 +61,12 @@ class Stage:
     @cached_property
     def key(self) -> str:
         """Hash of the settings, in their order, because that of labels counts, and of the keys of the needed stages."""
-        content = json.dumps([VERSION, self.name, self.settings, [need.key for need in self.needs]])
-        return hashlib.sha256(content.encode()).hexdigest()[:10]
+        return _hash([VERSION, self.name, self.settings, [need.key for need in self.needs]])
 
     @property
     def folder(self) -> Path:
         """Folder of the result."""
-        return self.run / "stages" / f"{self.name}-{self.key}"
+        return self.run / "stages" / f"{self.name}-{_hash([self.key, self.shown]) if self.shown else self.key}"
 
     @property
     def record(self) -> dict[str, Any] | None:
@@ -100,7 +101,7 @@ class Stage:
                 return False
             if dist.is_main:
                 needs = [need.folder.name for need in self.needs]
-                record = {"settings": self.settings, "needs": needs, "files": _sizes(self.folder)}
+                record = {"settings": {**self.settings, **self.shown}, "needs": needs, "files": _sizes(self.folder)}
                 write_json(self.folder / DONE, {**made, **record})
         if self.record is not None:
             if follow(self.run / RUNNING) == self.folder:
@@ -132,10 +133,14 @@ class Stage:
     def _difference(self, done: Path) -> str:
         """The settings in which another result of this stage differs, in a few words."""
         found = (read_json(done) or {}).get("settings", {})
-        there, here = flatten(found), flatten(json.loads(json.dumps(self.settings)))
+        there, here = flatten(found), flatten(json.loads(json.dumps({**self.settings, **self.shown})))
         keys = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
         words = [f"{key} {there.get(key)!r:.40} (now {here.get(key)!r:.40})" for key in keys[:2]]
         return f"{done.parent.name} has {', '.join(words)}" if words else ""
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -133,10 +133,10 @@ class Trainer:
         Raises:
             RunError: the ranks cannot share the micro-batches.
         """
-        if config.micro_batches % dist.world_size:
+        if config.batch_tokens % (config.micro_batch_tokens * dist.world_size):
             raise RunError(
-                f"batch_tokens ({config.batch_tokens}) holds {config.micro_batches} micro-batches, which "
-                f"{dist.world_size} processes cannot share evenly: change batch_tokens or micro_batch_tokens"
+                f"batch_tokens ({config.batch_tokens}) is not a multiple of micro_batch_tokens "
+                f"({config.micro_batch_tokens}) times {dist.world_size} processes: change one of them"
             )
         self.loss, self.stream, self.config, self.evaluate, self.dist = loss, stream, config, evaluate, dist
         self.device = next(loss.model.parameters()).device
@@ -164,6 +164,11 @@ class Trainer:
         """Whether the budget is spent."""
         return self.state.step >= self.config.steps
 
+    @property
+    def _micro_batches(self) -> int:
+        """Number of micro-batches before this step, as if all had their present size."""
+        return self.state.step * self.config.micro_batches
+
     def run(self) -> bool:
         """Train, then put the averaged weights into the model. False if a signal stopped the run early. Its state is
         saved in both cases."""
@@ -186,7 +191,7 @@ class Trainer:
         state, config = self.state, self.config
         self._began = time.monotonic(), state.step
         total = config.steps * config.micro_batches
-        micro_batches = MicroBatches(self.stream, total, state.micro_batches, dict(state.lanes), self.dist)
+        micro_batches = MicroBatches(self.stream, total, self._micro_batches, dict(state.lanes), self.dist)
         batches = iterate_batches(micro_batches, self.device)
         hidden = None if self.dist.is_main else True  # None: shown on a terminal only
         with tqdm(total=config.steps, initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
@@ -219,7 +224,6 @@ class Trainer:
         self.optimizer.step()
         self.loss.zero_grad()
         state.step += 1
-        state.micro_batches += config.micro_batches
         state.tokens += config.batch_tokens
         self._update_average()
         self._window.add(metrics, norm, flops, rate, waited)
@@ -227,7 +231,7 @@ class Trainer:
     def _dropout_seed(self, i: int) -> int:
         """Seed for this rank's micro-batch `i` of the step. It depends on the micro-batch's number in the run, so
         dropout is the same after a resume and on any number of ranks."""
-        number = self.state.micro_batches + i * self.dist.world_size + self.dist.rank
+        number = self._micro_batches + i * self.dist.world_size + self.dist.rank
         # 32 bits, because torch's generator for CPUs ignores the others.
         return int(np.random.SeedSequence((self.config.seed, number)).generate_state(1)[0])
 

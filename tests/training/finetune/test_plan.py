@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.finetune.plan import PlanPolicy, planned
+from training.finetune.plan import PlanPolicy, planned, with_whole_passes
 from training.recipe import Recipe
 
 POLICY = PlanPolicy()
@@ -12,7 +12,7 @@ POLICY = PlanPolicy()
 
 def plan(tokens: int, texts: int = 1000, world_size: int = 1, **changes: object) -> Recipe:
     recipe = Recipe(name="mine", finetune=changes)
-    return planned(recipe, texts, tokens, world_size=world_size)
+    return with_whole_passes(planned(recipe, texts, tokens, world_size=world_size), world_size)
 
 
 @pytest.mark.parametrize("tokens", [1, 10_000, 160_000, 3_000_000, 10**9])
@@ -59,3 +59,23 @@ def test_planned_steps_can_be_shared_by_the_processes(world_size: int, tokens: i
     micro = recipe.micro_tokens(recipe.finetune)
     assert micro >= 512
     assert recipe.finetune.batch_tokens % (micro * world_size) == 0
+
+
+@pytest.mark.parametrize("tokens", [1000, 3_600_000, 4_100_000, 10**8])
+def test_planned_steps_hardly_depend_on_the_memory(tokens: int) -> None:
+    batches = []
+    for micro in (256, 512, 1024, 2048, 65_536):
+        recipe = Recipe(name="mine", micro_batch_tokens=micro)
+        recipe = with_whole_passes(planned(recipe, 1000, tokens), 1)
+        assert recipe.micro_batch_tokens <= micro
+        batches.append(recipe.finetune.batch_tokens)
+    assert max(batches) < 1.3 * min(batches)
+
+
+def test_with_whole_passes_leaves_the_step_as_it_is() -> None:
+    recipe = Recipe(name="mine", finetune={"max_length": 256, "batch_tokens": 1280}, micro_batch_tokens=1280)
+    smaller = [
+        with_whole_passes(recipe.model_copy(update={"micro_batch_tokens": n}), 1) for n in (1280, 1024, 256, 128)
+    ]
+    assert [each.micro_batch_tokens for each in smaller] == [1280, 640, 256, 128]
+    assert with_whole_passes(recipe, 2).micro_batch_tokens == 640

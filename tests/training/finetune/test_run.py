@@ -142,7 +142,9 @@ def test_finetune_goes_on_with_the_plan_that_it_began_with(make_recipe: MakeReci
     recipe = make_recipe()
     assert _kept_plan(recipe, tmp_path, DistContext()) == recipe
     other = changed(recipe, batch_tokens=512, learning_rate=1e-3)  # as that of more processes
-    assert _kept_plan(other, tmp_path, DistContext()).finetune == recipe.finetune
+    other = other.model_copy(update={"micro_batch_tokens": 128})  # after memory has run out
+    kept = _kept_plan(other, tmp_path, DistContext())
+    assert (kept.finetune, kept.micro_batch_tokens) == (recipe.finetune, 128)
 
 
 def test_finetune_keeps_no_state_of_a_finished_seed(finished: Recipe) -> None:

@@ -118,6 +118,15 @@ def test_stage_key_depends_on_the_order_of_labels(tmp_path: Path) -> None:
     assert stage(tmp_path, {"labels": labels}).key != stage(tmp_path, {"labels": turned}).key
 
 
+def test_stage_settings_that_only_show_are_in_its_folder_and_not_in_the_key_for_later_stages(tmp_path: Path) -> None:
+    plain, named = stage(tmp_path), stage(tmp_path, shown={"names": ["a"]})
+    assert named.key == plain.key
+    assert named.folder not in (plain.folder, stage(tmp_path, shown={"names": ["b"]}).folder)
+    assert named.ensure(ALONE)
+    with pytest.raises(RunError, match=r"has names \['a'\] \(now \['b'\]\)"):
+        stage(tmp_path, shown={"names": ["b"]}).check()
+
+
 # --- ensure
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from training.errors import RunError
 from training.examples.batches import BatchShape
+from training.examples.loader import LANES
 from training.loop import trainer as trainer_module
 from training.loop.log import RunLog
 from training.loop.trainer import AVERAGE_EVERY, TrainConfig, Trainer, TrainingLoss, measure_speed
@@ -51,7 +52,9 @@ class Points:
 class PointStream:
     """1,000 points per epoch; each counts as one token."""
 
-    shape = BatchShape(MICRO_BATCH, MICRO_BATCH + 1)
+    def __init__(self, micro_batch: int = MICRO_BATCH) -> None:
+        self.shape = BatchShape(micro_batch, micro_batch + 1)
+        self.collated: list[int] = []
 
     class Window:
         def __init__(self, epoch: int) -> None:
@@ -73,7 +76,8 @@ class PointStream:
         return 0
 
     def collate(self, examples: Sequence[Sequence[int]]) -> Points:
-        assert len(examples) == MICRO_BATCH
+        assert len(examples) == self.shape.tokens
+        self.collated += [seed for (seed,) in examples]
         points = [torch.randn(4, generator=torch.Generator().manual_seed(seed)) for (seed,) in examples]
         inputs = torch.stack(points)
         return Points(inputs, inputs.sum(1, keepdim=True))
@@ -112,6 +116,7 @@ def trainer(
     steps: int = STEPS,
     evaluate: Evaluate | None = None,
     dist: DistContext = DistContext(),  # noqa: B008
+    stream: PointStream | None = None,
     **changes: Any,
 ) -> Trainer:
     settings: dict[str, Any] = {
@@ -125,7 +130,7 @@ def trainer(
     }
     return Trainer(
         loss,
-        PointStream(),
+        stream or PointStream(),
         TrainConfig(**(settings | changes)),
         folder,
         evaluate=evaluate,
@@ -208,7 +213,7 @@ def test_trainer_log_of_a_run_killed_before_its_first_checkpoint_is_dropped(tmp_
 
 def test_trainer_learns_until_its_budget_is_spent(whole: tuple[Trainer, Path]) -> None:
     done, folder = whole
-    assert (done.state.step, done.state.tokens, done.state.micro_batches) == (STEPS, STEPS * STEP, 2 * STEPS)
+    assert (done.state.step, done.state.tokens) == (STEPS, STEPS * STEP)
     train = lines(folder, "train")
     assert [line["step"] for line in train] == list(range(1, STEPS + 1))
     assert [line["tokens"] for line in train] == [STEP * (n + 1) for n in range(STEPS)]
@@ -237,7 +242,9 @@ def test_trainer_with_fewer_steps_than_evaluations_evaluates_after_each(tmp_path
 
 
 def test_trainer_refuses_ranks_that_cannot_share_a_step(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds 2 micro-batches, which 3 processes cannot share evenly"):
+    with pytest.raises(
+        RunError, match=r"batch_tokens \(32\) is not a multiple of micro_batch_tokens \(16\) times 3 processes"
+    ):
         trainer(tmp_path, Regression(), dist=DistContext(world_size=3))
 
 
@@ -309,6 +316,22 @@ def test_trainer_stopped_at_any_step_resumes_bit_identically(
     assert_same_weights(resumed, whole[0])
     assert lines(tmp_path, "train") == lines(whole[1], "train")
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("micro_batch", [4, 8, 32])
+def test_trainer_goes_on_with_other_micro_batches_and_sees_no_example_twice(tmp_path: Path, micro_batch: int) -> None:
+    first, then = PointStream(), PointStream(micro_batch)
+    task = Regression(on_batch=at_step(9, send(signal.SIGTERM)))
+    assert not trainer(tmp_path, task, stream=first).run()
+    after = trainer(tmp_path, Regression(), stream=then, micro_batch_tokens=micro_batch)
+    assert after.state.step == 10
+    assert after.run()
+    assert (after.state.step, after.state.tokens) == (STEPS, STEPS * STEP)
+    seen = first.collated + then.collated
+    assert len(seen) == len(set(seen)) == STEPS * STEP
+    for lane in range(LANES):
+        rounds = sorted(number // LANES for number in seen if number % LANES == lane)
+        assert rounds == list(range(len(rounds))), "none is left out"
 
 
 def test_trainer_killed_again_and_again_ends_with_the_same_weights(tmp_path: Path, whole: tuple[Trainer, Path]) -> None:
