@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,5 +40,12 @@ def dev_figures(answers: Mapping[str, Answers]) -> dict[str, float]:
 
 
 def best_seed(results: Sequence[SeedResult]) -> SeedResult:
-    """The result with the best score on dev, then with the lowest loss, then the first."""
-    return max(results, key=lambda r: (r.dev_score or 0.0, -(r.dev_loss or 0.0)))
+    """The result with the best score on dev, then with the lowest loss, then the first. A missing figure is the
+    worst."""
+
+    def merits(result: SeedResult) -> list[float]:
+        score = math.nan if result.dev_score is None else result.dev_score
+        loss = math.nan if result.dev_loss is None else result.dev_loss
+        return [-math.inf if math.isnan(value) else value for value in (score, -loss)]
+
+    return max(results, key=merits)

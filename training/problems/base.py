@@ -122,9 +122,9 @@ class Problem(ABC):
         return len(targets)
 
     def merit(self, figure: Estimate) -> float:
-        """A `chosen` or `compared` figure as a number where higher is better; 0 where it is not defined."""
-        value = figure.value
-        return 0.0 if math.isnan(value) else -value if self.lower_is_better else value
+        """A `chosen` or `compared` figure as a number where higher is better; the worst one where it is not defined."""
+        value = -figure.value if self.lower_is_better else figure.value
+        return value if not math.isnan(value) else -math.inf if self.lower_is_better else 0.0
 
     def decisions(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """(decisions,) confidence of each decision, and whether it is right; None for a regression."""

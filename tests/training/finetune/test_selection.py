@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -60,3 +62,21 @@ def test_best_seed_has_the_best_score_then_the_lowest_loss() -> None:
     results = [SeedResult(1, 0.8, 0.3, 0.1), SeedResult(2, 0.9, 0.5, 0.1), SeedResult(3, 0.9, 0.4, 0.1)]
     assert best_seed(results).seed == 3
     assert best_seed([SeedResult(4, None, None, None)]).seed == 4
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_best_seed_has_no_missing_score_if_another_has_one(missing: float | None) -> None:
+    """The scores of a regression are below 0."""
+    results = [
+        SeedResult(1, missing, missing, missing),
+        SeedResult(2, -2.0, 9.0, 0.1),
+        SeedResult(3, -1.5, missing, 0.1),
+    ]
+    for order in (results, results[::-1]):
+        assert best_seed(order).seed == 3
+        assert best_seed([*order, SeedResult(4, -1.5, 9.0, 0.1)]).seed == 4
+
+
+def test_dev_figures_of_a_regression_without_numbers_are_the_worst() -> None:
+    problem, targets = problem_of("regression", ["stars"]), torch.tensor([[1.0], [5.0]])
+    assert dev_figures({"dev": Answers(problem, targets * math.nan, targets, [0, 1])})["dev_score"] == -math.inf
