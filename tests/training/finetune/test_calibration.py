@@ -93,21 +93,22 @@ def test_calibrate_lowers_the_loss_and_the_calibration_error_and_changes_no_answ
     assert errors[1] < 0.75 * errors[0]
     assert torch.equal(after.logits.argmax(1), before.logits.argmax(1))
     torch.testing.assert_close(after.logits * temperature, before.logits, rtol=0.02, atol=0.02)
-    assert f"temperature {temperature:.3f}: calibration error on dev" in caplog.text
+    assert f"temperature {temperature:.3f}: loss on dev" in caplog.text
 
 
-def test_calibrate_never_raises_the_calibration_error(sentiment: Path, tokenizer: Tokenizer) -> None:
-    kept = 0
-    for seed in range(12):
+def test_calibrate_keeps_the_temperature_of_the_lowest_loss_whatever_the_bins_say(
+    sentiment: Path, tokenizer: Tokenizer
+) -> None:
+    for seed in range(12):  # for some, the best temperature raises the calibration error of 24 texts
         model = load_checkpoint(sentiment).model
         assert isinstance(model, BertForSequenceClassification)
         model.classifier.weight.data *= 2
         dev = label(model, make_dev(tokenizer, 24, seed), wrong=6, seed=seed)
-        before = expected_calibration_error(predict_classification(model, dev).reliability())
-        kept += calibrate(model, {"dev": predict_classification(model, dev)}) == 1
-        after = expected_calibration_error(predict_classification(model, dev).reliability())
-        assert after <= before + 1e-6
-    assert kept, "in one case the best temperature raises the error"
+        before = predict_classification(model, dev)
+        temperature = calibrate(model, {"dev": before})
+        losses = {t: dataclasses.replace(before, logits=before.logits / t).loss for t in calibration.TEMPERATURES}
+        assert temperature == min(losses, key=losses.__getitem__) != 1
+        assert predict_classification(model, dev).loss == pytest.approx(losses[temperature], abs=1e-3)
 
 
 def test_calibrate_limits_the_weight_of_a_large_source(
