@@ -300,7 +300,8 @@ class FinetuneConfig(_Strict):
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Passes over the texts. If absent, chosen by their tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes for all seeds. If fewer passes than `epochs` fit, there are fewer."""
+    """Budget in minutes for all seeds and the teachers of `[distill]`, in equal parts. If fewer passes than `epochs`
+    fit, there are fewer."""
     max_length: Annotated[Whole, Field(ge=8)] = 256
     """Tokens of a text or pair in training: the beginning and the end are kept. Dev and test texts have up to the
     network's positions."""

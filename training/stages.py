@@ -208,7 +208,7 @@ class Pipeline:
         if distill is None or distill.teacher:
             return []
         seed, count = self.recipe.seed, distill.folds
-        return [self._classifier("teacher", "distill", seed + i, count, Fold(i, count)) for i in range(count)]
+        return [self._classifier("teacher", "distill", seed + i, Fold(i, count)) for i in range(count)]
 
     @cached_property
     def soft_labels(self) -> Stage | None:
@@ -229,27 +229,30 @@ class Pipeline:
     @cached_property
     def seeds(self) -> dict[int, Stage]:
         """The classifier of each seed."""
-        seeds, soft_labels = self.recipe.finetune.seeds or (self.recipe.seed,), self.soft_labels
-        return {seed: self._classifier("finetune", "finetune", seed, len(seeds), None, soft_labels) for seed in seeds}
+        soft_labels = self.soft_labels
+        return {seed: self._classifier("finetune", "finetune", seed, None, soft_labels) for seed in self._seeds}
+
+    @property
+    def _seeds(self) -> tuple[int, ...]:
+        return self.recipe.finetune.seeds or (self.recipe.seed,)
 
     def _classifier(
         self,
         name: str,
         command: str,
         seed: int,
-        count: int,
         left_out: Fold | None,
         soft_labels: Stage | None = None,
     ) -> Stage:
         """A training of the classifier.
 
         Args:
-            count: Number of trainings that share a budget in minutes.
             left_out: Texts that are not trained on.
         """
         recipe = self.ordered
         if recipe.finetune.minutes:
-            minutes = recipe.finetune.minutes / count
+            teachers = recipe.distill.folds if recipe.distill and not recipe.distill.teacher else 0
+            minutes = recipe.finetune.minutes / (teachers + len(self._seeds))
             recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
         pretrained = recipe.finetune.pretrained
         settings = {

@@ -159,6 +159,24 @@ def test_pipeline_key_of_a_seed_does_not_depend_on_the_other_seeds(recipe: Recip
     assert len(set(found("[1,2]").values())) == 2
 
 
+@pytest.mark.parametrize(
+    ("overrides", "trainings"),
+    [
+        (["finetune.seeds=[1,2]"], 2),
+        (["finetune.seeds=[1,2]", "distill.folds=4"], 6),
+        (["finetune.seeds=[1,2]", "distill.teacher=network"], 2),
+        (["distill.folds=2"], 3),
+    ],
+)
+def test_pipeline_trainings_of_classifiers_share_the_minutes(
+    recipe: Recipe, pretrained: Path, overrides: list[str], trainings: int
+) -> None:
+    overrides = [each.replace("network", str(pretrained)) for each in overrides]
+    pipeline = Pipeline(load_recipe(recipe.loaded, [*recipe.overrides, "finetune.minutes=9", *overrides]))
+    stages = [*pipeline.teachers, *pipeline.seeds.values()]
+    assert [stage.settings["finetune"]["minutes"] for stage in stages] == [9 / trainings] * trainings
+
+
 def test_pipeline_teachers_do_not_depend_on_the_weight_of_their_labels(recipe: Recipe) -> None:
     before = keys(recipe, "distill.weight=0.5")
     assert changed(before, keys(recipe, "distill.weight=0.6")) == {"finetune"}
