@@ -53,6 +53,8 @@ RESOLVED = "recipe.json"
 """File beside each run with its recipe, overrides and defaults included."""
 MIN_POSITIONS = 512
 """Positions of every new network: callers send whole reviews, also longer than the texts it was trained on."""
+NUM_SPECIAL_TOKENS = 3
+"""[CLS] and two [SEP] of a pair."""
 BUCKET_TOKENS = 128
 """Step of the number of tokens in a batch: oneDNN keeps one kernel per shape (model.packing.round_up_to_bucket)."""
 
@@ -187,7 +189,7 @@ class ExamplesConfig(_Strict):
     """How text becomes masked pairs of segments (Devlin et al. 2018, section 3.1 and appendix A.1)."""
 
     short_length: Annotated[int, Field(ge=8)] = 128
-    """Tokens of a full example, special tokens included."""
+    """Tokens of a full example, special tokens included. Longer sentences are cut."""
     long_length: Positive = 512
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
@@ -213,6 +215,12 @@ class ExamplesConfig(_Strict):
         """Share of examples that are long, so that they hold `long_fraction` of the tokens."""
         long, short = self.long_fraction / self.long_length, (1 - self.long_fraction) / self.short_length
         return long / (long + short)
+
+    @property
+    def sentence_tokens(self) -> int:
+        """Tokens above which a sentence is cut: a full example has no room for more, so the middle of a longer one
+        would never be seen."""
+        return self.short_length - NUM_SPECIAL_TOKENS
 
     @property
     def longest(self) -> int:

@@ -17,10 +17,6 @@ from training.corpus.sentences import split_sentences
 from training.sources.documents import Document
 from training.sources.labels import Target
 
-MAX_SENTENCE_TOKENS = 125
-"""A longer sentence is cut, because an example of 128 tokens has no room for more and its middle would never be
-seen."""
-
 MAX_UNKNOWN = 0.5
 """A sentence with a larger share of [UNK] is in another script, and is left out of pretraining text."""
 
@@ -65,9 +61,10 @@ class ShardEncoder:
         self._continues = np.array([token.startswith("##") for token in tokenizer.vocab])  # (vocab_size,)
         self._words = tokenizer.word_ids(self.dtype.char, CACHED_WORDS)
 
-    def encode_text(self, texts: Sequence[str], *, lines: bool = False) -> EncodedShard:
+    def encode_text(self, texts: Sequence[str], sentence_tokens: int, *, lines: bool = False) -> EncodedShard:
         """Encode pretraining text: the sentences of each document, or its lines if they are sentences already.
-        Sentences without a token and documents without a sentence are left out."""
+        Sentences without a token and documents without a sentence are left out. Sentences of more than
+        `sentence_tokens` are cut."""
         sentences = [text.split("\n") if lines else split_sentences(text) for text in texts]
         every_sentence = list(itertools.chain.from_iterable(sentences))
         tokens, lengths = self._ids(every_sentence)
@@ -79,10 +76,10 @@ class ShardEncoder:
         kept = (lengths > 0) & ~unknown
         tokens, lengths, document = tokens[np.repeat(kept, lengths)], lengths[kept], document[kept]
 
-        starts, cut = _starts(lengths), np.flatnonzero(lengths > MAX_SENTENCE_TOKENS)
+        starts, cut = _starts(lengths), np.flatnonzero(lengths > sentence_tokens)
         parts = [[length] for length in lengths.tolist()]
         for i in cut:
-            parts[i] = even_parts(self._continues[tokens[starts[i] : starts[i + 1]]])
+            parts[i] = even_parts(self._continues[tokens[starts[i] : starts[i + 1]]], sentence_tokens)
         document = np.repeat(document, [len(lengths_of_parts) for lengths_of_parts in parts])
         lengths = np.array(list(itertools.chain.from_iterable(parts)), np.int64)
         per_document = np.bincount(document)
@@ -162,8 +159,8 @@ def target_rows(column: NDArray[Any], outputs: int) -> NDArray[np.float32]:
     return rows
 
 
-def even_parts(continues: NDArray[np.bool_]) -> list[int]:
-    """Lengths of about equal parts of a sentence: each at most `MAX_SENTENCE_TOKENS`, and no word that fits is split.
+def even_parts(continues: NDArray[np.bool_], most: int) -> list[int]:
+    """Lengths of about equal parts of a sentence: each at most `most`, and no word that fits is split.
 
     Args:
         continues: (tokens,) whether a token continues the word before it.
@@ -172,7 +169,7 @@ def even_parts(continues: NDArray[np.bool_]) -> list[int]:
     ends = [0]
     while ends[-1] < total:
         left = total - ends[-1]
-        end = ends[-1] + -(-left // -(-left // MAX_SENTENCE_TOKENS))
+        end = ends[-1] + -(-left // -(-left // most))
         begins = np.flatnonzero(~continues[ends[-1] + 1 : end + 1])
         ends.append(ends[-1] + 1 + int(begins[-1]) if end < total and len(begins) else end)
     return [int(length) for length in np.diff(ends)]

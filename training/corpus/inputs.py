@@ -43,6 +43,8 @@ class _Cutter:
     """Cuts the documents of one source after another into shards."""
 
     has_labels: bool
+    sentence_tokens: int = 0
+    """See `ShardInput`."""
     bytes_read: int = 0
     numbers: dict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
     """Number of the next shard of each part."""
@@ -66,7 +68,8 @@ class _Cutter:
         number = next(self.numbers[part])
         found = [document for document, _ in items]
         labels = [label for _, label in items] if self.has_labels else None
-        return ShardInput(part, number, source_name(source), found, labels, read, self.bytes_read)
+        name = source_name(source)
+        return ShardInput(part, number, name, found, labels, read, self.bytes_read, self.sentence_tokens)
 
 
 def _route(
@@ -108,7 +111,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     Raises:
         SourceError: text cannot be read.
     """
-    config, cutter = recipe.corpus, _Cutter(has_labels=False)
+    config, cutter = recipe.corpus, _Cutter(has_labels=False, sentence_tokens=recipe.pretrain.examples.sentence_tokens)
     read = partial(documents, root=recipe.data, hub_cache=recipe.hub_cache)
     fraction = 0.0 if config.heldout else config.heldout_fraction
     thresholds = [(source, 2**64) for source in config.heldout]

@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
 from model.tokenizer_dir import MAX_WORD
-from training.corpus.encode import MAX_SENTENCE_TOKENS
 from training.corpus.engines.local import make_shards
 from training.corpus.fingerprint import source_settings, split_settings, tokenizer_hash
 from training.corpus.inputs import pretraining_inputs
@@ -96,7 +95,8 @@ def text_settings(recipe: Recipe) -> dict[str, Any]:
 def corpus_settings(recipe: Recipe) -> dict[str, Any]:
     """Settings that prepared pretraining text depends on, in addition to files and tokenizer."""
     sources = {name: split_settings(getattr(recipe.corpus, name)) for name in ("sources", "heldout")}
-    return recipe.corpus.model_dump(mode="json") | sources | {"left_out": _split_settings(recipe.left_out_of_corpus)}
+    left_out, cut = _split_settings(recipe.left_out_of_corpus), recipe.pretrain.examples.sentence_tokens
+    return recipe.corpus.model_dump(mode="json") | sources | {"left_out": left_out, "sentence_tokens": cut}
 
 
 def _split_settings(config: FinetuneConfig) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[s
         )
     if counts["cut_sentences"] > 0.01 * sentences:
         yield (
-            f"{counts['cut_sentences']} sentences have more than {MAX_SENTENCE_TOKENS} tokens and were cut, so pairs "
-            "may be parts of one sentence; end sentences with a line break or a full stop and a space"
+            f"{counts['cut_sentences']} sentences are longer than an example (pretrain.examples.short_length) and were "
+            "cut, so pairs may be parts of one sentence; end sentences with a line break or a full stop and a space"
         )
     if part.startswith("heldout") and documents < FEW_HELDOUT_DOCUMENTS:
         yield (

@@ -53,6 +53,8 @@ class ShardInput:
     `text`, `pair` or `both`."""
     bytes_read: int = 0
     """Bytes of all files up to here, for the progress bar."""
+    sentence_tokens: int = 0
+    """Tokens above which a sentence of pretraining text is cut."""
 
     @property
     def crc32(self) -> int:
@@ -128,7 +130,8 @@ def make_shard(encoder: ShardEncoder, corpus: Path, shard_input: ShardInput) -> 
     if shard_input.labels is not None:
         return _write(encoder.encode_labelled(shard_input.documents, shard_input.labels), corpus, shard_input)
     texts = [document.text for document in shard_input.documents]
-    return _write(encoder.encode_text(texts, lines=shard_input.read == "lines"), corpus, shard_input)
+    encoded = encoder.encode_text(texts, shard_input.sentence_tokens, lines=shard_input.read == "lines")
+    return _write(encoded, corpus, shard_input)
 
 
 def _write(encoded: EncodedShard, corpus: Path, shard_input: ShardInput) -> Shard:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.tokenizer import truncate_longest_first
-from training.recipe import ExamplesConfig
+from training.recipe import NUM_SPECIAL_TOKENS, ExamplesConfig
 
 IGNORE_INDEX = -100
 IS_NEXT, NOT_NEXT = 0, 1
@@ -31,9 +31,6 @@ SHORT_FRACTION = 0.1
 
 SENTENCE_PAIR_FRACTION = 0.1
 """Share of examples that pair two single sentences, as callers of next-sentence send them."""
-
-NUM_SPECIAL_TOKENS = 3
-"""[CLS] and two [SEP]."""
 
 Ints = NDArray[np.int64]
 Span = tuple[int, int]

@@ -26,7 +26,14 @@ from training.corpus.prepare import entropy, prepare, prepare_labelled
 from training.corpus.reader import PreparedText, TextWindow
 from training.corpus.texts import write_texts
 from training.errors import CorpusError
-from training.recipe import FinetuneConfig, PretrainConfig, Recipe, SourceConfig
+from training.recipe import (
+    NUM_SPECIAL_TOKENS,
+    ExamplesConfig,
+    FinetuneConfig,
+    PretrainConfig,
+    Recipe,
+    SourceConfig,
+)
 from training.sources.documents import documents
 from training.sources.split import text_hash
 
@@ -501,11 +508,18 @@ def test_prepare_warns_of_blank_lines_between_sentences(root: Path, caplog: pyte
     assert all(message.startswith("lines:") for message in advice)
 
 
-def test_prepare_warns_of_sentences_that_were_cut(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("short_length", [32, 64, 128])
+def test_prepare_cuts_sentences_that_are_longer_than_an_example_and_warns_of_them(
+    root: Path, caplog: pytest.LogCaptureFixture, short_length: int
+) -> None:
     write_rows(root / "data" / "b.jsonl", ["The film was good. I liked it.", "the film was good " * 40])
-    prepared(recipe(root, heldout_fraction=0))
-    assert "b: 1 sentences have more than 125 tokens and were cut" in caplog.text
+    made = recipe(root, heldout_fraction=0)
+    examples = ExamplesConfig(short_length=short_length)
+    folder = prepared(made.model_copy(update={"pretrain": PretrainConfig(examples=examples)}))
+    assert "b: 1 sentences are longer than an example (pretrain.examples.short_length) and were cut" in caplog.text
     assert "a: " not in caplog.text
+    longest = int(np.diff(window(folder / "train").sentence_starts).max())
+    assert short_length / 2 < longest <= short_length - NUM_SPECIAL_TOKENS
 
 
 def test_prepare_warns_of_unknown_words(root: Path, caplog: pytest.LogCaptureFixture) -> None:
