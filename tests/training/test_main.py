@@ -233,9 +233,8 @@ def test_all_without_symbolic_links_makes_what_further_runs_start_from(
     for name in ("pretrained", "sentiment"):
         load_checkpoint(run / "export" / name)
 
-    larger = ["pretrain.tokens=5120", f"pretrain.before_decay={run / 'pretrain' / 'before-decay.pt'}"]
+    larger = ["pretrain.tokens=5120"]
     assert main(["pretrain", *places, *larger]) == 0
-    assert any(message.startswith("resuming at step ") for message in caplog.messages)
 
     networks = [f"finetune.pretrained={run / 'pretrained'}", f"distill.teacher={run / 'sentiment'}"]
     assert main(["all", *places, "name=next", *networks]) == 0
