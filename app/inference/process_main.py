@@ -82,6 +82,7 @@ def explain_exit(code: int | None) -> str:
 def run_fork_server(control: socket.socket, config: BackendConfig) -> None:
     """Load the weights, send the backend's info through `control`, and serve each connection that comes through it: in
     a fork, or in this process where forks cannot compute."""
+    os.setpgrp()  # by their group, the HTTP process finds the forks that have lost this process
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     if config.logs is not None:
         logging.config.dictConfig(config.logs)

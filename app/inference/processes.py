@@ -21,8 +21,9 @@ from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.contract import BackendConfig, BackendInfo
 from app.inference.process_main import HEADER_BYTES, NUMBER_BYTES, explain_exit, frame, run_fork_server
 
-_BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals to the process group are meant for the HTTP process, which needs the other processes while it drains."""
+_BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU}
+"""Signals of a terminal are meant for the HTTP process, which needs the other processes while it drains. SIGTTOU would
+stop one that logs."""
 EXIT_SECONDS = 5.0
 """Seconds to wait for the end of a process that has closed its connection, and again after killing it."""
 
@@ -39,7 +40,6 @@ class ForkServer:
                 f"no inference process can be started ({error.strerror}): raise the limit of open files (ulimit -n), "
                 "of processes or of memory"
             ) from error
-        self._forks: list[int] = []
         self._exit_reason: asyncio.Task[str] | None = None
         Finalize(self, self._process.kill, exitpriority=1)  # at exit, multiprocessing waits for its processes
 
@@ -77,7 +77,6 @@ class ForkServer:
         except BaseException:
             process.close()
             raise
-        self._forks.append(process.pid)
         return process
 
     @property
@@ -99,15 +98,18 @@ class ForkServer:
         """Wait for the process in a thread, because it may take a moment. Returns the reason of its end."""
         self._process.join(EXIT_SECONDS)
         self._control.close()
-        if self._process.is_alive():
+        must_be_killed = self._process.is_alive()
+        if must_be_killed:
             self._process.kill()
             self._process.join(EXIT_SECONDS)
-            return "the inference process closed its connection and was killed"
-        until = time.monotonic() + EXIT_SECONDS
-        with suppress(ChildProcessError):  # process 1 of a container inherits the forks as children
-            for fork in self._forks:
-                while not os.waitpid(fork, os.WNOHANG)[0] and time.monotonic() < until:
+        until, pid = time.monotonic() + EXIT_SECONDS, self._process.pid
+        assert pid is not None
+        with suppress(ChildProcessError):  # none is left; only process 1 of a container inherits the forks as children
+            while time.monotonic() < until:
+                if not os.waitpid(-pid, os.WNOHANG)[0]:  # any of the process group
                     time.sleep(0.01)
+        if must_be_killed:
+            return "the inference process closed its connection and was killed"
         return explain_exit(self._process.exitcode)
 
 

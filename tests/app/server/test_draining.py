@@ -20,7 +20,7 @@ import uvicorn
 from app.http.application import create_app
 from app.server.draining import DrainingServer
 from app.settings import Settings
-from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, running, wait_until
+from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, children, running, wait_until
 from tests.app.server.conftest import StartServer
 from tests.app.waiting import until
 
@@ -452,6 +452,30 @@ def test_inference_process_that_hangs_is_replaced(light: dict[str, str]) -> None
         code, output = process.end()
     assert code == 0, output
     assert sum("stalled: a batch has been computed for" in line for line in logged) == 1
+
+
+INHERITS_ORPHANS = """
+import ctypes
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+from app.__main__ import serve
+serve()
+"""
+
+
+@pytest.mark.parametrize("ends", ["a fork", "the fork server"])
+def test_inference_processes_that_a_container_inherits_are_no_zombies(light: dict[str, str], ends: str) -> None:
+    """Process 1 of a container is the parent of the forks that have lost theirs."""
+    with running(light | {"BERT_THREADS": "2"}, script=INHERITS_ORPHANS) as process:
+        process.until_ready()
+        for reloads in range(2):
+            server, forks = process.inference_process(), process.forks()
+            os.kill(forks[0] if ends == "a fork" else server, signal.SIGKILL)
+            wait_until(lambda: len(process.forks()) == 2 and forks[0] not in process.forks())  # noqa: B023
+            wait_until(lambda: process.get("/health/ready").status_code == 200)
+            process.send(signal.SIGHUP)
+            wait_until(lambda: process.metric('bert_reloads_total{result="ok"}') > reloads)  # noqa: B023
+        # Zombies would be further children of the fork server's parent. The other child is multiprocessing's own.
+        wait_until(lambda: len(children(process.process.pid)) == 2)
 
 
 @pytest.mark.parametrize("loading", [True, False], ids=["loading", "ready"])
