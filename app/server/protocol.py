@@ -201,7 +201,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if response is None:
             self._unset_keepalive_if_required()  # set if an earlier request of the same packet was refused
             self.scope[CONTEXT] = context  # type: ignore[literal-required]
-            super().on_headers_complete()
+            try:
+                super().on_headers_complete()
+            except Exception:  # httptools cannot split the target; this answer closes the connection
+                self.url, self.app = b"/", Response(status_code=400, headers={"Connection": "close"})
+                super().on_headers_complete()
             self.cycle.transport = self._cycle_transport
             return
         self.cycle = _ANSWERED_CYCLE

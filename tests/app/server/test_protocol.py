@@ -270,6 +270,44 @@ def test_bytes_that_are_no_request_get_a_bare_400_after_an_answered_request(serv
         assert bare_status(rest_of(connection)) == 400
 
 
+@pytest.mark.parametrize(
+    "target", ["GET http://host?x", "GET http://host:99999/health/live", "OPTIONS http://host", "CONNECT host:443"]
+)
+@pytest.mark.parametrize("head", [b"\r\n", b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"])
+async def test_target_that_cannot_be_read_gets_a_bare_400_after_the_requests_before_it(
+    start_server: StartServer, backend: Any, target: str, head: bytes
+) -> None:
+    bad = target.encode() + b" HTTP/1.1\r\nHost: x\r\n" + head
+    live = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    async with start_server() as served:
+        assert bare_status(await asyncio.to_thread(exchange, served.port, bad)) == 400
+        for before in (live, live + asked):
+            for sent in ([before + bad + live], [before, bad]):
+                received = await asyncio.to_thread(exchange, served.port, *sent)
+                assert statuses(received) == [b"200"] * before.count(b"Host") + [b"400"], received
+        backend.gate.clear()
+        answer = asyncio.create_task(asyncio.to_thread(exchange, served.port, live + asked * 2 + bad + live))
+        await backend.has_entered()
+        backend.gate.set()
+        assert statuses(await answer) == [b"200"] * 3 + [b"400"]
+
+
+def statuses(received: bytes) -> list[bytes]:
+    """The statuses of all responses."""
+    return re.findall(rb"HTTP/1.1 (\d+)", received)
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [(b"GET http://host/health/live", b"200"), (b"GET http://host:80/health/live?x", b"200"), (b"OPTIONS *", b"404")],
+)
+def test_target_in_another_form_is_answered(service: Process, target: bytes, status: bytes) -> None:
+    request = target + b" HTTP/1.1\r\nHost: x\r\n"
+    received = exchange(service.port, (request + b"\r\n") * 2 + request + b"Connection: close\r\n\r\n")
+    assert statuses(received) == [status] * 3, received
+
+
 def test_request_without_a_host_is_refused(service: Process) -> None:
     answer = problem(exchange(service.port, b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n"))
     assert (answer["status"], answer["detail"]) == (400, "HTTP/1.1 requires the header Host")
