@@ -11,6 +11,8 @@ import signal
 import sys
 from types import FrameType
 
+from app.server.hangup import Hangup
+
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment, then end the process."""
@@ -19,7 +21,9 @@ def serve() -> None:
     os.close(unused)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads once the server runs; until then the checkpoints are unread
+    hangup = Hangup()
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, hangup.note_signal)  # reloads once the server runs; until then nothing is loaded
     from app.errors import SettingsError
     from app.inference.environment import set_defaults
     from app.observability.log_config import log_fatal
@@ -36,7 +40,7 @@ def serve() -> None:
     set_defaults(os.environ)
     from app.server.main import run
 
-    sys.exit(run(settings))
+    sys.exit(run(settings, hangup))
 
 
 def _exit(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001

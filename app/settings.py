@@ -266,7 +266,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
         prog="bert-serve",
         allow_abbrev=False,
         description="Serve masked words, next sentences and sentiment over HTTP.",
-        epilog="The signal SIGHUP reloads the checkpoints of a running service: kill -HUP PID.",
+        epilog="The signal SIGHUP reloads the checkpoints of a running service: kill -HUP PID (not under nohup).",
     )
     parser.add_argument("--version", action="version", version=version())
     for name, field in Settings.model_fields.items():

@@ -37,6 +37,8 @@ with suppress(ImportError):  # not in the environment of `make test-cuda-dry`
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; tests send Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup; processes that tests start get the default
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 try:
     distribution("bert-service-client")

@@ -1,4 +1,4 @@
-"""uvicorn's server, with draining on SIGTERM and reloading on SIGHUP."""
+"""uvicorn's server, with draining on SIGTERM and at the end of its terminal, and reloading on SIGHUP."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import uvicorn
 
 from app.batching.lifecycle import Lifecycle, State
 from app.server.freed_memory import FreedMemory
+from app.server.hangup import Hangup
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,9 @@ class DrainingServer(uvicorn.Server):
     code that means "killed".
     """
 
-    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, drain_seconds: float, hangup: Hangup) -> None:
         super().__init__(config)
+        self._hangup = hangup
         self.lifecycle = lifecycle
         self._drain_seconds = drain_seconds
         self._drain_until: float | None = None
@@ -48,8 +50,9 @@ class DrainingServer(uvicorn.Server):
         self._reloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to serve, and to reload on SIGHUP."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_requested.set)
+        """Start to serve, and to reload on SIGHUP unless it is ignored."""
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._handle_hangup)
         self._reloading = asyncio.create_task(self._reload_on_request())
         await super().startup(sockets)
 
@@ -70,6 +73,10 @@ class DrainingServer(uvicorn.Server):
             except Exception:  # keep handling later SIGHUPs
                 logger.exception("reload failed")
 
+    def _handle_hangup(self) -> None:
+        if not self._hangup.note_signal():  # otherwise the next tick drains
+            self._reload_requested.set()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain on the first signal; end at once on Ctrl-C after that."""
         if self._drain_until is not None:
@@ -85,6 +92,8 @@ class DrainingServer(uvicorn.Server):
         """Check the state; called every 0.1 s. Returns whether the server ends."""
         self.config.app.service.metrics.connections(len(self.server_state.connections))  # type: ignore[union-attr]
         self._freed_memory.give_back_after_growth()
+        if self._hangup.has_come():
+            self.handle_exit(signal.SIGHUP, None)
         if self.lifecycle.failure is not None and self._has_answered_503_long_enough():
             _keep_uvicorn_quiet()
             return True

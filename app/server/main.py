@@ -14,6 +14,7 @@ from app.http.auth import announce
 from app.observability.log_config import log_config, log_fatal
 from app.server import file_limits
 from app.server.draining import DrainingServer
+from app.server.hangup import Hangup
 from app.server.protocol import SPARE_CONNECTIONS, BoundedProtocol
 from app.settings import Settings
 
@@ -25,7 +26,7 @@ EXIT_BACKEND_DIED = 4
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, hangup: Hangup) -> int:
     """Serve until a signal comes or the models fail. Returns the exit code."""
     try:
         listening = _listen(settings.host, settings.port)  # before the models load
@@ -53,7 +54,7 @@ def run(settings: Settings) -> int:
     for opened in listening:
         host, port, *_ = opened.getsockname()
         logger.info("listening on http://%s:%d; loading the checkpoints", f"[{host}]" if ":" in host else host, port)
-    DrainingServer(config, lifecycle, settings.drain_seconds).run(listening)
+    DrainingServer(config, lifecycle, settings.drain_seconds, hangup).run(listening)
     if lifecycle.failure is not None:
         log_fatal(str(lifecycle.failure), settings.log_format)
         return EXIT_BACKEND_DIED if lifecycle.has_loaded else EXIT_STARTUP_FAILED

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from app.batching.lifecycle import Lifecycle
 from app.http.application import Application, create_app
 from app.server.draining import DrainingServer
+from app.server.hangup import Hangup
 from app.server.protocol import BoundedProtocol
 from app.settings import Settings
 from tests.app.waiting import until
@@ -87,7 +88,7 @@ def start_server(backend: Any) -> StartServer:
             timeout_keep_alive=checked.keep_alive_seconds,
             timeout_graceful_shutdown=1,
         )
-        server = DrainingServer(config, app.service.lifecycle, checked.drain_seconds)
+        server = DrainingServer(config, app.service.lifecycle, checked.drain_seconds, Hangup())
         thresholds = gc.get_threshold()
         gc.freeze()  # the server collects garbage, which takes long among the objects of all tests
         limits = httpx.Limits(max_connections=200)

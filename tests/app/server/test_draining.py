@@ -19,6 +19,7 @@ import uvicorn
 
 from app.http.application import create_app
 from app.server.draining import DrainingServer
+from app.server.hangup import Hangup
 from app.settings import Settings
 from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, children, running, wait_until
 from tests.app.server.conftest import StartServer
@@ -158,7 +159,7 @@ async def test_sighup_while_the_models_load_is_a_reload_after_that(
 def server(backend: Any) -> DrainingServer:
     """A server that does not run: the test calls its methods."""
     app = create_app(Settings(), backend)
-    return DrainingServer(uvicorn.Config(app), app.service.lifecycle, drain_seconds=300.0)
+    return DrainingServer(uvicorn.Config(app), app.service.lifecycle, drain_seconds=300.0, hangup=Hangup())
 
 
 async def test_requests_that_came_before_the_tick_after_a_signal_are_accepted(server: DrainingServer) -> None:
