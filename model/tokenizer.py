@@ -27,7 +27,7 @@ from model.errors import (
     UnknownTargetError,
 )
 from model.tokenizer_dir import MASK, SPECIAL_TOKENS, UNK
-from model.word_ids import WordIds
+from model.word_ids import QUICK_CHARACTERS, WordIds, is_quick
 
 MAX_CHARACTERS_PER_TOKEN = 250
 """Longer texts than this number times the model's limit are cut before they are tokenized, which bounds the time. A
@@ -36,12 +36,8 @@ text has 4 to 5 characters per token, so nearly all longer ones are truncated an
 _PIECE_CHARACTERS = 16_384
 """Longer texts are tokenized in pieces, because `tokenizers.Encoding` takes some 400 bytes per token."""
 
-_LOOKED_UP_CHARACTERS, _NEW_WORDS = 8192, 64
-"""Longer texts, and texts with more new words, are not looked up by word, because that would hold the interpreter lock
-for more than 3 ms."""
-
 _CACHED_WORDS = 50_000
-"""Words whose token ids are remembered: about 10 MB, at most 26."""
+"""Words whose token ids are remembered: about 10 MB, at most 17."""
 
 _PIECE_END = re.compile(r"[ \t\n\r!-/:-@\\^-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
 """Characters after which neither a word nor a special token continues: a text may be split there."""
@@ -261,6 +257,12 @@ class Tokenizer:
             raise TextTooLongError(total, max_length)
         return self._assemble(halves, total, max_length, truncation, spans)
 
+    def is_quick(self, text: str, *, spans: bool = True) -> bool:
+        """Whether `encode` takes at most 3 ms, so that an event loop may wait for it. New words count by the square of
+        their length; without spans, words that have been seen do not count."""
+        known = self._words if not spans and "[" not in text else None
+        return is_quick(text, known or {}) if self._is_plain else len(text) <= QUICK_CHARACTERS
+
     def _encode_ends(
         self, texts: Sequence[str], max_length: int, truncate: bool, truncation: str, spans: bool
     ) -> Encoding:
@@ -282,8 +284,8 @@ class Tokenizer:
 
     def _tokenize(self, text: str, spans: bool) -> _Half:
         """Tokens without special tokens."""
-        if self._words is not None and not spans and len(text) <= _LOOKED_UP_CHARACTERS and "[" not in text:
-            ids = self._words.of_familiar_text(text, _NEW_WORDS)
+        if self._words is not None and not spans and "[" not in text:
+            ids = self._words.of_familiar_text(text)
             if ids is not None:
                 return _Half(ids)
         return self._tokenize_parts(text, [(0, len(text))], spans)
@@ -303,8 +305,7 @@ class Tokenizer:
         try:
             if not spans:
                 return self._rust.encode_batch_fast([text], add_special_tokens=False)[0]
-            # `encode` is faster for short texts, but holds the interpreter lock.
-            if len(text) > 4096:
+            if len(text) > QUICK_CHARACTERS:  # `encode` is faster, but holds the interpreter lock
                 return self._rust.encode_batch([text], add_special_tokens=False)[0]
             return self._rust.encode(text, add_special_tokens=False)
         except TypeError:

@@ -31,12 +31,10 @@ from app.observability import tracing
 from app.tasks.schemas import Input
 from app.tasks.task import Question, Task, TaskResult, characters, encode_all, estimated_tokens
 from model.tokenizer import Encoding
+from model.word_ids import QUICK_CHARACTERS
 
 T = TypeVar("T")
 
-INLINE_CHARACTERS = 8192
-"""Inputs with fewer characters together are tokenized on the event loop, which takes 10 us for a sentence. Handing them
-to a thread would cost the loop as much."""
 MAX_RESPONSE_BYTES = 2 * 1024 * 1024
 """A text with 510 masks and 100 predictions each would be repeated 51,000 times. A response of this size takes the
 event loop 50 ms."""
@@ -193,8 +191,9 @@ async def compute(context: RequestContext, task: Task, call: Call, deadline: Dea
 
 
 async def _encode(service: Service, question: Question) -> list[Encoding]:
-    """Tokenize the inputs: on the event loop if that is quick, otherwise in a thread."""
-    if sum(map(characters, question.inputs)) <= INLINE_CHARACTERS:
+    """Tokenize the inputs: on the event loop if that is quick, otherwise in a thread. Handing a sentence to a thread
+    would cost the loop as much as tokenizing it."""
+    if sum(map(characters, question.inputs)) <= QUICK_CHARACTERS or question.is_quick():
         return encode_all(question)
     has_ended = threading.Event()
 

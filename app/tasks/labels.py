@@ -93,6 +93,7 @@ class LabelQuestion(Question):
     top_k: int | None
     truncate: bool
     truncation: str
+    spans = False
     split_advice = "lower top_k, or send fewer texts"
 
     def encode(self, given: Input) -> Encoding:
@@ -104,7 +105,7 @@ class LabelQuestion(Question):
             max_length=self.served.config.max_position_embeddings,
             truncate=self.truncate,
             truncation=self.truncation,
-            spans=False,
+            spans=self.spans,
         )
 
     def query(self, encodings: list[Encoding]) -> Query:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from app.errors import MAX_FAULTS, InvalidInputError, Loc
-from app.inference.contract import Head, ModelOutput, Query
+from app.inference.contract import Head, ModelOutput, Query, ServedModel
 from app.tasks.schemas import Input, Reading
 from model.errors import EmptyTextError, TextError
 from model.tokenizer import Encoding
@@ -39,10 +39,18 @@ class Question(ABC):
     """The inputs of one request with its parameters: pure functions from texts to results."""
 
     inputs: Sequence[Input]
+    served: ServedModel
+    spans = True
+    """Whether the results need the places of tokens in their texts."""
     split_advice: str
     """Advice for a request whose response is too large."""
     needs_model = True
     """Whether a model computes something; if not, the tokens are the output."""
+
+    def is_quick(self) -> bool:
+        """Whether all inputs can be tokenized on the event loop; see `Tokenizer.is_quick`."""
+        texts = (given if isinstance(given, str) else f"{given.text} {given.text_pair}" for given in self.inputs)
+        return self.served.tokenizer.is_quick(" ".join(texts), spans=self.spans)
 
     @abstractmethod
     def encode(self, given: Input) -> Encoding:

@@ -85,13 +85,16 @@ class HeldTokenizer:
         self.gate, self.entered = threading.Event(), threading.Event()
         self.texts: list[str] = []
         """That were tokenized."""
+        self.threads: list[threading.Thread] = []
+        """The thread of each."""
         self._tokenizer = tokenizer
-        self.unk_id = tokenizer.unk_id
+        self.unk_id, self.is_quick = tokenizer.unk_id, tokenizer.is_quick
 
     def encode(self, text: str, *others: Any, **options: Any) -> Encoding:
         self.entered.set()
         assert self.gate.wait(PATIENCE)
         self.texts.append(text)
+        self.threads.append(threading.current_thread())
         encoding: Encoding = self._tokenizer.encode(text, *others, **options)
         return encoding
 
@@ -215,6 +218,32 @@ async def test_compute_tokenizes_long_texts_beside_the_event_loop(backend: Any) 
         assert not long.done()
         held.gate.set()
         await long
+
+
+@pytest.mark.parametrize(
+    ("inputs", "on_loop"),
+    [
+        pytest.param(["a film " * 1000], True, id="known words"),
+        pytest.param(["a film"] * 512, True, id="many sentences"),
+        pytest.param(["a" * 100 + " " + "b" * 400], True, id="a short text"),
+        pytest.param([f"a film {number}" for number in range(50)], True, id="few new words"),
+        pytest.param([" ".join(map(str, range(1000, 2000)))], False, id="new words"),
+        pytest.param(["0123456789abcdef" * 4 + " "] * 16, False, id="hexadecimal digits"),
+        pytest.param([TextPair("a film", "gattaca " + "gatta" * 20 + " c" * 400) for _ in range(6)], False, id="pairs"),
+        pytest.param(["a" * 8192], False, id="one long word"),
+        pytest.param(["a " * 5000], False, id="many characters"),
+    ],
+)
+async def test_compute_tokenizes_on_the_event_loop_what_is_little_work(
+    backend: Any, inputs: list[Input], on_loop: bool
+) -> None:
+    held = hold(backend)
+    held.gate.set()
+    async with running(backend) as service:
+        await ask(service, SENTIMENT, ["a film"])  # these words are known from now on
+        held.threads.clear()
+        await ask(service, SENTIMENT, inputs, truncate=True)
+    assert {thread is threading.main_thread() for thread in held.threads} == {on_loop}
 
 
 async def test_compute_holds_room_while_a_text_is_tokenized(backend: Any) -> None:
