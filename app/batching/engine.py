@@ -37,8 +37,6 @@ Fault = tuple[int, Exception]
 class RunningBatch:
     """A batch that is being computed."""
 
-    began: float
-    """When it was sent to the backend; after a failed batch was halved, when the current half was sent."""
     concurrent: int
     """Number of batches that were being computed when it began, itself included."""
     seconds: float = 0.0
@@ -75,12 +73,12 @@ class Engine:
         """The reason why no further batch can succeed."""
         self.is_replaced = False
         self.is_closed = False
+        self._is_open = False
+        """Whether requests are taken: from `load` until it fails or closes."""
         self._settings = settings
         self._metrics = metrics
         self._on_failure = on_failure
         self._on_closed: Callable[[Engine], None] = lambda _: None
-        self._slots = 0
-        """Number of batches that the backend takes at the same time."""
         self._queue = FairQueue()
         self._requests: set[QueuedRequest] = set()
         """Requests that are reserved and not released."""
@@ -98,20 +96,14 @@ class Engine:
         """Tokens that wait for a batch."""
         return self._queue.tokens
 
-    @property
-    def computing_for(self) -> float:
-        """Seconds since the longest running batch began; 0 if none runs."""
-        now = time.monotonic()
-        return max((now - batch.began for batch in self._running), default=0.0)
-
     async def load(self) -> None:
         """Load the backend, after which requests can be computed. Raises the errors of `Backend.load`."""
-        await self.backend.load(self.fail)
+        await self.backend.load(self.fail, self._dispatch_soon)
         info = self.backend.info
         self.throughput.set(info.tokens_per_second, info.processes, info.max_useful_tokens)
         derived = self.throughput.policy.queue_tokens(info.tokens_per_second, self._settings.request_timeout_ms / 1000)
         self.admission.max_queue_tokens = self._settings.max_queue_tokens or derived
-        self._slots = info.processes * info.in_flight
+        self._is_open = True
 
     def model_with(self, head: Head, task: str) -> tuple[str, ServedModel]:
         """The name of the encoder that has a head, and the model. Raises TaskNotServedError if none has it."""
@@ -123,7 +115,7 @@ class Engine:
     def fail(self, error: BaseException) -> None:
         """Fail all requests: no further batch can succeed."""
         if self.error is None and not self.is_closed:
-            self.error = error
+            self.error, self._is_open = error, False
             self._on_failure(self, error)  # first, so that a client that gets a 503 already sees it in /health/live
             self._fail_all()
 
@@ -136,7 +128,7 @@ class Engine:
     async def aclose(self, patience: float = 0.0) -> None:
         """Compute no further batch, and wait up to `patience` seconds for running ones; then kill the processes.
         Waiting requests fail."""
-        self._slots = 0
+        self._is_open = False
         if self._tasks and patience:
             await asyncio.wait(self._tasks, timeout=patience)
         self.is_closed = True
@@ -195,7 +187,7 @@ class Engine:
             # Break the cycle future -> exception -> traceback -> this frame: after gc.freeze() it is never collected.
             request.future = None
             del future
-        return [output for output in request.outputs if output is not None]
+        return request.outputs  # type: ignore[return-value]  # none is None any more
 
     def check_head(self, body_bytes: int, deadline: Deadline) -> None:
         """Check that a request with a body of this size has a chance. Raises the errors of `reserve`."""
@@ -207,7 +199,7 @@ class Engine:
         self.admission.check(tokens, inputs, self._queue.tokens, deadline)
 
     def _check_open(self) -> None:
-        if self.error is not None or not self._slots:
+        if not self._is_open:
             raise self._unavailable()
 
     def _unavailable(self) -> errors.UnavailableError:
@@ -245,20 +237,23 @@ class Engine:
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
+        """Start a batch in each free process. Inputs wait in the queue until then, so that those whose requests have
+        ended meanwhile are not computed."""
         self._dispatch_is_due = False
-        while self.error is None and (slots := self._slots - len(self._running)) > 0:
+        while self._is_open and (slots := self.backend.slots - len(self._running)) > 0:
             # Split the queue evenly if several processes are free.
             share = max(self._queue.tokens // slots, MIN_TOKENS_TO_SPLIT)
             batch = self._queue.take(min(self.throughput.batch_tokens, share))
             if not batch:
                 return
-            running = RunningBatch(time.monotonic(), len(self._running) + 1)
-            batch = [run for run in batch if run.request.deadline.at > running.began]
+            now = time.monotonic()
+            batch = [run for run in batch if run.request.deadline.at > now]
             if not batch:
                 continue
+            running = RunningBatch(len(self._running) + 1)
             self._running.add(running)
             for run in batch:
-                run.request.started = min(run.request.started, running.began)
+                run.request.started = min(run.request.started, now)
             task = asyncio.create_task(self._compute(batch, running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -297,7 +292,6 @@ class Engine:
             return [[errors.InferenceError()] * run.items for run in batch]
         items, tokens = sum(run.items for run in batch), sum(run.tokens for run in batch)
         try:
-            running.began = time.monotonic()
             result = await self.backend.run(batch[0].request.encoder, [run.part for run in batch])
             running.seconds += result.seconds
             if [len(own) for own in result.outputs] != [run.items for run in batch]:

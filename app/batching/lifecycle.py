@@ -75,7 +75,10 @@ class Lifecycle:
         self._engines = [self.engine]
         """All engines that are not closed: current, being loaded by a reload, and replaced."""
         self._stall_seconds = max(settings.request_timeout_ms / 1000, MIN_STALL_SECONDS)
-        self._stalled_for = 0.0
+        self._computing_since: float | None = None
+        """When the batch that has been computed the longest began; see `Backend.computing_since`."""
+        self._computing_for = 0.0
+        """Seconds of it, without those in which this process was suspended."""
         self._killed_at: float | None = None
         """When the processes of stalled batches were killed."""
         self._last_look = time.monotonic()
@@ -94,10 +97,13 @@ class Lifecycle:
     @property
     def status(self) -> Status:
         """The state in one word, for callers."""
-        if self.state is State.READY and not self.engine.backend.is_ready:
-            return "loading"
-        is_stalled = self.state is State.READY and self.engine.computing_for > self._stall_seconds
-        return "stalled" if is_stalled else _STATUSES[self.state]
+        backend = self.engine.backend
+        if self.state is State.READY:
+            if not backend.slots:
+                return "loading"
+            if self._computing_for > self._stall_seconds and self._computing_since == backend.computing_since:
+                return "stalled"
+        return _STATUSES[self.state]
 
     @property
     def is_draining(self) -> bool:
@@ -223,8 +229,9 @@ class Lifecycle:
 
     @property
     def is_hung(self) -> bool:
-        """Whether a batch has run for twice the stall limit. False during a reload, which replaces the backend."""
-        return not self._reload_lock.locked() and self._stalled_for > self._stall_seconds
+        """Whether a batch has been computed for twice the stall limit. False during a reload, which replaces the
+        backend."""
+        return not self._reload_lock.locked() and self._computing_for > 2 * self._stall_seconds
 
     def kill_hung_processes(self) -> None:
         """Kill the processes of hung batches; their backend replaces them. The service is broken if the system cannot
@@ -237,22 +244,21 @@ class Lifecycle:
             self.engine.fail(BackendDiedError("an inference process hangs and cannot be killed; restart the service"))
 
     def track_stall(self) -> None:
-        """Measure how long a batch has stalled, for `is_hung`, and log the beginning and end of the stall."""
-        status, now = self.status, time.monotonic()
-        passed = min(now - self._last_look, MAX_TICK_SECONDS)
-        self._last_look = now
-        if status == "stalled":
-            if not self._stalled_for:
+        """Measure how long a batch has been computed, and log the beginning and end of a stall."""
+        since, now, before = self.engine.backend.computing_since, time.monotonic(), self._computing_for
+        if since is not None and since == self._computing_since:
+            self._computing_for += min(now - self._last_look, MAX_TICK_SECONDS)
+            if before <= self._stall_seconds < self._computing_for and self.state is State.READY:
                 logger.error(
                     "stalled: a batch has been computed for %.0f s; its process is killed after %g s",
-                    self.engine.computing_for,
+                    self._computing_for,
                     2 * self._stall_seconds,
                 )
-            self._stalled_for += passed
-        elif self._stalled_for:
-            if self.state is State.READY:
+        else:
+            self._computing_since, self._computing_for, self._killed_at = since, 0.0, None
+            if before > self._stall_seconds and self.state is State.READY:
                 logger.info("no longer stalled")
-            self._stalled_for, self._killed_at = 0.0, None
+        self._last_look = now
 
     async def aclose(self, patience: float = CLOSE_PATIENCE_SECONDS) -> None:
         """Shut down: wait up to `patience` seconds for running batches, then kill the processes. Waiting requests

@@ -141,16 +141,24 @@ class Backend(Protocol):
     """Complete once `load` is done."""
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a process runs. False before loading, and while the weights are loaded again after the process that
-        holds them has ended."""
+    def slots(self) -> int:
+        """Number of batches that can be computed at the same time now. It is 0 before loading, and while the weights
+        are loaded again after the process that holds them has ended."""
+
+    @property
+    def computing_since(self) -> float | None:
+        """`time.monotonic()` when a process got the batch that has been computed the longest; None if there is
+        none."""
 
     def process_seconds(self) -> Mapping[int, tuple[float, float]]:
         """Seconds that each process has computed, and waited for a batch, by its number."""
 
-    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
-        """Read the weights and compute something with each model. `on_death` is called if processes end later and
-        cannot be replaced.
+    async def load(self, on_death: Callable[[BackendDiedError], None], on_start: Callable[[], None]) -> None:
+        """Read the weights and compute something with each model.
+
+        Args:
+            on_death: called if processes end later and cannot be replaced.
+            on_start: called when a process has started, so that there are more slots.
 
         Raises:
             CheckpointError: a directory cannot be served; the message names it.
@@ -159,7 +167,7 @@ class Backend(Protocol):
         """
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-        """Compute the outputs of one forward pass.
+        """Compute the outputs of one forward pass. There must be a slot for it.
 
         Raises:
             OutOfMemoryError: the batch does not fit into memory; fewer inputs may.

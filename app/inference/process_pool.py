@@ -37,10 +37,6 @@ class ProcessPool:
         self._server: ForkServer | None = None
         self._processes: dict[int, InferenceProcess] = {}
         """Running processes by number; only process 0 can use all threads."""
-        self._free: list[int] = []
-        """Free slots: the number of a process once for each batch that it can take."""
-        self._changed = asyncio.Event()
-        """Set when a process becomes free, and when the pool ends."""
         self._keepers: list[asyncio.Task[None]] = []
         self._replacing = asyncio.Lock()
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
@@ -48,8 +44,9 @@ class ProcessPool:
         self._error: BackendDiedError | None = None
         """The reason why no batch can be computed any more."""
         self._on_death: Callable[[BackendDiedError], None] = lambda _: None
+        self._on_start: Callable[[], None] = lambda: None
 
-    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
+    async def load(self, on_death: Callable[[BackendDiedError], None], on_start: Callable[[], None]) -> None:
         """Start the processes and load the weights."""
         server, self.info = await self._start_server()
         for number in range(self.info.processes):
@@ -59,10 +56,9 @@ class ProcessPool:
                 raise BackendDiedError(await server.exit_reason()) from None
             self._processes[number] = process
             self._keepers.append(asyncio.create_task(self._keep_running(number, process)))
-        await asyncio.sleep(0)  # until the tasks have counted their processes as free
         if self._error is not None:
             raise BackendDiedError(str(self._error))
-        self._on_death = on_death
+        self._on_death, self._on_start = on_death, on_start
 
     async def _start_server(self) -> tuple[ForkServer, BackendInfo]:
         if self._error is not None:
@@ -72,15 +68,14 @@ class ProcessPool:
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
         """Send a batch to a free process, and wait for the outputs."""
-        while not self._free and self._error is None:
-            self._changed.clear()
-            await self._changed.wait()
         if self._error is not None:
             raise BackendDiedError(str(self._error))
-        number = min(self._free)
-        alone = number == 0 and sum(part.inputs for part in parts) == 1 and len(self._free) == self.info.processes
+        free = [number for number, process in self._processes.items() if len(process.replies) < self.info.in_flight]
+        if not free:  # the process that it was meant for has just ended
+            raise ProcessDiedError
+        number = min(free)
+        alone = number == 0 and len(parts) == parts[0].inputs == 1 and len(free) == self.info.processes
         batch = write_batch(list(self.info.models).index(encoder), parts, alone=alone)
-        self._free.remove(number)
         try:
             process = self._processes[number]
             reply = await process.ask(batch)
@@ -94,7 +89,7 @@ class ProcessPool:
 
     async def aclose(self) -> None:
         """Kill the processes, and wait for their end."""
-        self._on_death = lambda _: None
+        self._on_death, self._on_start = lambda _: None, lambda: None
         self._end(BackendDiedError("the inference processes were closed"))
         if self._server is not None:
             self._server.kill()
@@ -122,24 +117,24 @@ class ProcessPool:
         }
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a process runs."""
-        return bool(self._processes)
+    def slots(self) -> int:
+        """Number of batches that the running processes take."""
+        return len(self._processes) * self.info.in_flight
+
+    @property
+    def computing_since(self) -> float | None:
+        """The earliest `InferenceProcess.computing_since`."""
+        return min(
+            (process.computing_since for process in self._processes.values() if process.computing_since), default=None
+        )
 
     async def _keep_running(self, number: int, process: InferenceProcess) -> None:
         """Deliver the replies of a process, and replace it when it ends, until the pool ends."""
-
-        def on_reply() -> None:
-            self._free.append(number)
-            self._changed.set()
-
         try:
             while True:
                 server, self._processes[number] = self._server, process
-                for _ in range(self.info.in_flight):
-                    on_reply()
-                await process.run(on_reply)
-                self._free = [other for other in self._free if other != number]
+                self._on_start()
+                await process.run()
                 del self._processes[number]
                 process = await self._replace(number, server)
                 logger.info("inference process %d was replaced", number)
@@ -191,7 +186,6 @@ class ProcessPool:
         """Fail all batches and compute no further one."""
         if self._error is None:
             self._error = error
-            self._changed.set()
             self._on_death(error)
 
 

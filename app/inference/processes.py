@@ -10,7 +10,6 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
@@ -126,7 +125,8 @@ class InferenceProcess:
         """`time.monotonic()` when the process got the batch that it computes."""
         self._reader = reader
         self._writer = writer
-        self._replies: deque[asyncio.Future[Any]] = deque()
+        self.replies: deque[asyncio.Future[Any]] = deque()
+        """Replies to the batches that it has got and not answered, the oldest first."""
 
     async def start(self) -> None:
         """Wait until the process can compute. Raises ProcessDiedError, or the error if it cannot be forked."""
@@ -146,7 +146,7 @@ class InferenceProcess:
         if self._writer.is_closing():  # uvloop raises RuntimeError on a write
             raise ProcessDiedError
         reply = asyncio.get_running_loop().create_future()
-        self._replies.append(reply)
+        self.replies.append(reply)
         self.computing_since = self.computing_since or time.monotonic()
         self._writer.write(frame(batch))
         try:
@@ -155,15 +155,14 @@ class InferenceProcess:
         finally:  # break the cycle reply -> exception -> traceback -> this frame
             del reply
 
-    async def run(self, on_reply: Callable[[], None]) -> None:
-        """Deliver the replies until the process ends. `on_reply` is called after each, when the process is free."""
+    async def run(self) -> None:
+        """Deliver the replies until the process ends."""
         try:
             with suppress(EOFError, ConnectionError):
                 while True:
                     self._settle(await _receive(self._reader))
-                    on_reply()
         finally:  # even if cancelled before the connection ends
-            while self._replies:
+            while self.replies:
                 self._settle(ProcessDiedError())
             self.close()
 
@@ -178,8 +177,8 @@ class InferenceProcess:
 
     def _settle(self, reply: Any) -> None:
         """Deliver the reply, or an error in its place, to the oldest caller of `ask`, unless that was cancelled."""
-        waiting = self._replies.popleft()
-        self.computing_since = time.monotonic() if self._replies else None
+        waiting = self.replies.popleft()
+        self.computing_since = time.monotonic() if self.replies else None
         if not waiting.done():
             waiting.set_result(reply)
 

@@ -42,7 +42,8 @@ class FakeBackend:
     fault: Callable[[Asked], BaseException | None] = lambda _: None
     load_error: BaseException | None = None
     closed: bool = False
-    is_ready: bool = True
+    slots: int = 1
+    computing_since: float | None = None
     killed_hung: bool = False
     batches: list[list[Asked]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
@@ -54,8 +55,8 @@ class FakeBackend:
     def info(self) -> BackendInfo:
         return BackendInfo("cpu", "float32", 1, self.models, max_useful_tokens=16_384)
 
-    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
-        self.on_death = on_death
+    async def load(self, on_death: Callable[[BackendDiedError], None], on_start: Callable[[], None]) -> None:
+        self.on_death, self.on_start = on_death, on_start
         await self._wait(self.may_load)
         if self.load_error is not None:
             raise self.load_error
@@ -66,8 +67,12 @@ class FakeBackend:
             Asked(query.kind, encoding) for query, start, stop in parts for encoding in query.encodings[start:stop]
         ]
         self.batches.append(batch)
+        self.computing_since = began
         self.entered.release()
-        await self._wait(self.gate)
+        try:
+            await self._wait(self.gate)
+        finally:
+            self.computing_since = None
         for asked in batch:
             if (error := self.fault(asked)) is not None:
                 raise error
@@ -104,12 +109,12 @@ class ThreadBackend:
 
     def __init__(self, config: BackendConfig) -> None:
         self._backend = TorchBackend(config)
-        self.is_ready = True
+        self.slots, self.computing_since = 1, None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
+    async def load(self, on_death: Callable[[BackendDiedError], None], on_start: Callable[[], None]) -> None:
         await asyncio.to_thread(self._backend.load)
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:

@@ -75,13 +75,18 @@ class DoublingBackend:
     """Released each time a batch has arrived, before it waits at the gate."""
     fault: Callable[[list[int]], BaseException | None] = lambda _: None
     load_error: Exception | None = None
-    is_ready: bool = True
     is_closed: bool = False
+    ended_processes: int = 0
+    computing_since: float | None = None
 
-    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
+    @property
+    def slots(self) -> int:
+        return (self.info.processes - self.ended_processes) * self.info.in_flight
+
+    async def load(self, on_death: Callable[[BackendDiedError], None], on_start: Callable[[], None]) -> None:
         if self.load_error is not None:
             raise self.load_error
-        self.on_death = on_death
+        self.on_death, self.on_start = on_death, on_start
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
         numbers = numbers_of(parts)
@@ -452,6 +457,42 @@ async def test_engine_expired_input_is_never_computed(backend: DoublingBackend, 
     assert [items for _, items in backend.batches] == [[0], [2]]
 
 
+async def test_engine_computes_nothing_of_requests_that_ended_while_no_process_ran(
+    backend: DoublingBackend, clock: Any
+) -> None:
+    """Other requests share one batch as soon as a process has started."""
+    async with running(backend) as engine:
+        backend.ended_processes = 1
+        left, late = await start(engine, 1), await start(engine, 2, seconds=5)
+        others = [await start(engine, 3), await start(engine, 4)]
+        assert engine.queued_tokens == 40
+        left.cancel()
+        await asyncio.wait([left])
+        clock.now += 6
+        backend.ended_processes = 0
+        backend.on_start()
+        assert await asyncio.gather(*others) == [[6], [8]]
+        late.cancel()
+    assert backend.batches == [("a", [3, 4])]
+
+
+async def test_engine_starts_no_batch_in_place_of_a_process_that_has_ended(backend: DoublingBackend) -> None:
+    backend.info.processes = 2
+    backend.gate.clear()
+    async with running(backend) as engine:
+        tasks = [await start(engine, 1)]
+        await backend.has_entered()
+        backend.ended_processes = 1
+        tasks.append(await start(engine, 2))
+        await asyncio.sleep(0)
+        assert len(backend.batches) == 1
+        backend.ended_processes = 0
+        backend.on_start()
+        await backend.has_entered()
+        backend.gate.set()
+        assert await asyncio.gather(*tasks) == [[2], [4]]
+
+
 # Admission ------------------------------------------------------------------------------------------------------
 
 
@@ -589,47 +630,6 @@ async def test_engine_check_head_looks_at_the_queue_and_the_deadline(backend: Do
 
 
 # Batches --------------------------------------------------------------------------------------------------------
-
-
-async def test_engine_tells_how_long_the_running_batch_takes(backend: DoublingBackend, clock: Any) -> None:
-    backend.info.processes = 2
-    backend.gate.clear()
-    async with running(backend) as engine:
-        assert engine.computing_for == 0
-        first = await start(engine, 1)
-        await backend.has_entered()
-        clock.now += 5
-        second = await start(engine, 2)
-        await backend.has_entered()
-        clock.now += 2
-        assert engine.computing_for == 7
-        backend.gate.set()
-        await asyncio.gather(first, second)
-        assert engine.computing_for == 0
-
-
-async def test_engine_times_each_part_of_a_batch_that_is_halved(clock: Any) -> None:
-    class Failing(DoublingBackend):
-        async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-            items = numbers_of(parts)
-            self.entered.release()
-            await self.gate.wait()
-            self.gate.clear()
-            if len(items) > 1:
-                raise ValueError
-            return result_of(parts, items)
-
-    backend = Failing()
-    backend.gate.clear()
-    async with running(backend) as engine:
-        asked = await start(engine, 1, 2)
-        for _ in range(3):
-            await backend.has_entered()
-            assert engine.computing_for == 0
-            clock.now += 5
-            assert engine.computing_for == 5
-            backend.gate.set()
-        assert await asked == [1, 2]
 
 
 async def test_engine_free_processes_share_what_waits(backend: DoublingBackend) -> None:

@@ -83,9 +83,15 @@ def hang(lifecycle: Lifecycle, clock: Any) -> None:
     for _ in range(100):
         if lifecycle.is_hung:
             return
+        pass_time(lifecycle, clock, 1)
+    raise AssertionError
+
+
+def pass_time(lifecycle: Lifecycle, clock: Any, seconds: int) -> None:
+    """Let time pass in which the service is awake."""
+    for _ in range(seconds):
         clock.now += 1
         lifecycle.track_stall()
-    raise AssertionError
 
 
 # Loading --------------------------------------------------------------------------------------------------------
@@ -143,9 +149,13 @@ async def test_lifecycle_closing_while_loading_ends_the_load(backend: Any) -> No
 
 async def test_lifecycle_status_is_loading_while_no_process_runs(backend: Any) -> None:
     async with running(backend) as lifecycle:
-        backend.is_ready = False
+        backend.slots = 0
         assert lifecycle.status == "loading"
-        await ask(lifecycle)  # it waits for a process
+        waiting = await start(lifecycle)
+        backend.slots = 1
+        assert lifecycle.status == "ready"
+        backend.on_start()
+        await waiting
 
 
 # Breaking -------------------------------------------------------------------------------------------------------
@@ -263,17 +273,18 @@ async def test_lifecycle_batch_stalls_after_the_request_timeout_and_five_seconds
         backend.gate.clear()
         asked = await start(lifecycle)
         await backend.has_entered()
-        clock.now += seconds
+        lifecycle.track_stall()
+        pass_time(lifecycle, clock, seconds)
         assert lifecycle.status == "ready"
-        clock.now += 0.5
+        pass_time(lifecycle, clock, 1)
         assert lifecycle.status == "stalled"
         backend.gate.set()
         await asked
         assert lifecycle.status == "ready"
 
 
-async def test_lifecycle_stalled_time_in_which_this_process_was_suspended_does_not_count(
-    backend: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+async def test_lifecycle_time_in_which_this_process_was_suspended_does_not_count(
+    backend: Any, clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("app.batching.lifecycle.WATCH_SECONDS", HOUR)
     async with running(backend) as lifecycle:
@@ -283,9 +294,10 @@ async def test_lifecycle_stalled_time_in_which_this_process_was_suspended_does_n
         for _ in range(10):
             clock.now += HOUR
             lifecycle.track_stall()
-        assert lifecycle.status == "stalled"
-        assert not lifecycle.is_hung, "10 looks count as 10 seconds, of 30"
+        assert lifecycle.status == "ready", "10 looks count as 10 seconds, of 30"
+        assert "stalled" not in caplog.text, "it would announce a kill that does not come"
         hang(lifecycle, clock)
+        assert caplog.messages == ["stalled: a batch has been computed for 31 s; its process is killed after 60 s"]
         backend.gate.set()
         await asked
 
@@ -376,7 +388,7 @@ async def test_lifecycle_replaced_engine_is_freed_without_a_garbage_collection(b
             backend.gate.set()
             await asked
             await until(lambda: backend.closed)
-            del backend.on_death, asked  # a process pool drops it too
+            del backend.on_death, backend.on_start, asked  # a process pool drops them too
             await until(lambda: replaced() is None)
         finally:
             gc.enable()

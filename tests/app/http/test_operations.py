@@ -54,6 +54,8 @@ async def test_ready_is_red_while_a_batch_does_not_end(
         ready = await service.client.get("/health/ready")
         assert ready.status_code == 200  # a batch may well take longer than so short a deadline
         service.lifecycle._stall_seconds = 0.0
+        for _ in range(2):  # it has measured nothing before
+            service.lifecycle.track_stall()
         live, ready = await service.client.get("/health/live"), await service.client.get("/health/ready")
         assert (live.status_code, ready.status_code, ready.json()["code"]) == (200, 503, "stalled")
         assert await service.metric("bert_ready") == 0

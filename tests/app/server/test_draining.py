@@ -432,6 +432,40 @@ def test_inference_processes_that_die_over_and_over_end_the_service(light: dict[
     assert "inference processes ended 3 times within 60 s" in output.splitlines()[-1]
 
 
+def test_requests_that_end_while_the_weights_are_loaded_again_are_not_computed(
+    light: dict[str, str], tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    script = f"""
+import asyncio, os
+from app import __main__
+from app.inference.processes import ForkServer
+load = ForkServer.load
+async def load_later(server):
+    while os.path.exists({str(held)!r}):
+        await asyncio.sleep(0.01)
+    return await load(server)
+ForkServer.load = load_later
+__main__.serve()
+"""
+    with running(light | {"BERT_THREADS": "1", "BERT_REQUEST_TIMEOUT_MS": "600000"}, script=script) as process:
+        process.until_ready()
+        held.touch()
+        os.kill(process.inference_process(), signal.SIGKILL)
+        wait_until(lambda: process.get("/info").json()["status"] == "loading")
+        for _ in range(3):
+            late = httpx.post(
+                process.url + "/sentiment", json=GOOD, headers={"X-Request-Timeout-Ms": "50"}, timeout=PATIENCE
+            )
+            assert late.status_code == 504
+        held.unlink()
+        assert process.ask().status_code == 200
+        assert process.metric("bert_batch_size_count") == 1
+        process.send(signal.SIGTERM)
+        code, output = process.end()
+    assert code == 0, output
+
+
 def test_inference_process_that_hangs_is_replaced(light: dict[str, str]) -> None:
     script = "from app import __main__; from app.batching import lifecycle\n"
     script += "lifecycle.MIN_STALL_SECONDS = 4.0; __main__.serve()"
