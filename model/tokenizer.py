@@ -27,7 +27,7 @@ from model.errors import (
     UnknownTargetError,
 )
 from model.tokenizer_dir import MASK, SPECIAL_TOKENS, UNK
-from model.word_ids import QUICK_CHARACTERS, WordIds, is_quick
+from model.word_ids import QUICK_CHARACTERS, WordIds
 
 MAX_CHARACTERS_PER_TOKEN = 250
 """Longer texts than this number times the model's limit are cut before they are tokenized, which bounds the time. A
@@ -257,11 +257,14 @@ class Tokenizer:
             raise TextTooLongError(total, max_length)
         return self._assemble(halves, total, max_length, truncation, spans)
 
-    def is_quick(self, text: str, *, spans: bool = True) -> bool:
-        """Whether `encode` takes at most 3 ms, so that an event loop may wait for it. New words count by the square of
-        their length; without spans, words that have been seen do not count."""
-        known = self._words if not spans and "[" not in text else None
-        return is_quick(text, known or {}) if self._is_plain else len(text) <= QUICK_CHARACTERS
+    @property
+    def work(self) -> int:
+        """Work on the words that were new to `encode` without spans, so far; see `word_ids.work_of`."""
+        return 0 if self._words is None else self._words.work
+
+    def is_quick(self, text: str) -> bool:
+        """Whether `encode` without spans looks the words of a text up, and that takes at most 3 ms."""
+        return self._words is not None and "[" not in text and self._words.is_quick(text)
 
     def _encode_ends(
         self, texts: Sequence[str], max_length: int, truncate: bool, truncation: str, spans: bool

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from itertools import filterfalse
+from collections.abc import Callable, Iterable
 
 QUICK_CHARACTERS = 512
 """Shorter texts take at most 3 ms, whatever their words are. The slowest words have 100 letters."""
-_QUICK_WORK = 65_536
-"""Work of WordPiece that takes at most 3 ms: a unit (see `_work`) takes 4 to 35 ns."""
-_MAX_QUICK_CHARACTERS = 8192
+QUICK_WORK = 65_536
+"""Work of WordPiece that takes at most 3 ms: a unit (see `work_of`) takes 4 to 35 ns."""
+MAX_QUICK_CHARACTERS = 8192
 """Longer texts are never quick: looking up 8192 known words of one letter takes 1 ms."""
 
 _MAX_WORD = 24
@@ -39,6 +38,8 @@ class WordIds(dict[str, bytes]):
             limit: words to remember; all are forgotten when there are more.
         """
         super().__init__()
+        self.work = 0
+        """Work on all words that were new; see `work_of`."""
         self._ids, self._typecode, self._limit = ids, typecode, limit
 
     def of_text(self, text: str) -> bytes:
@@ -48,18 +49,27 @@ class WordIds(dict[str, bytes]):
     def of_familiar_text(self, text: str) -> bytes | None:
         """The ids of a text, end to end; None if that takes more than 3 ms, because it holds the interpreter lock, and
         WordPiece on the text does not. Some of its new words are remembered for the next text."""
-        if len(text) > _MAX_QUICK_CHARACTERS:
-            return None
-        words = _WORD.findall(text)
-        if len(text) > QUICK_CHARACTERS and _work(new := list(filterfalse(self.__contains__, words))) > _QUICK_WORK:
-            for word in new[:_NEW_WORDS]:
+        if self.is_quick(text):
+            return self.of_text(text)
+        if len(text) <= MAX_QUICK_CHARACTERS:
+            for word in self._new(text)[:_NEW_WORDS]:
                 if len(word) <= _MAX_WORD:
                     self[word]
-            return None
-        return b"".join(map(self.__getitem__, words))
+        return None
+
+    def is_quick(self, text: str) -> bool:
+        """Whether the ids of a text take at most 3 ms, because it is short or has few new words."""
+        if QUICK_CHARACTERS < len(text) <= MAX_QUICK_CHARACTERS:
+            return sum(map(work_of, self._new(text))) <= QUICK_WORK
+        return len(text) <= QUICK_CHARACTERS
+
+    def _new(self, text: str) -> list[str]:
+        """The words of a text that are not remembered."""
+        return [word for word in _WORD.findall(text) if word not in self]
 
     def __missing__(self, word: str) -> bytes:
         found = array(self._typecode, self._ids(word)).tobytes()
+        self.work += work_of(word)
         if len(self) >= self._limit:
             self.clear()
         if len(word) <= _MAX_WORD:
@@ -67,14 +77,7 @@ class WordIds(dict[str, bytes]):
         return found
 
 
-def is_quick(text: str, known: Mapping[str, bytes]) -> bool:
-    """Whether the ids of a text take at most 3 ms, if those of the words `known` are remembered."""
-    if QUICK_CHARACTERS < len(text) <= _MAX_QUICK_CHARACTERS:
-        return _work(filterfalse(known.__contains__, _WORD.findall(text))) <= _QUICK_WORK
-    return len(text) <= QUICK_CHARACTERS
-
-
-def _work(words: Iterable[str]) -> int:
+def work_of(word: str) -> int:
     """Upper bound on the work of WordPiece. It looks for the longest piece at each character of a word, so its time
     grows with the square of the word's length. 16 stands for the call."""
-    return sum((len(word) + 16) ** 2 for word in words)
+    return (len(word) + 16) ** 2

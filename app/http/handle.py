@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -30,8 +31,8 @@ from app.http.invalid import parse
 from app.observability import tracing
 from app.tasks.schemas import Input
 from app.tasks.task import Question, Task, TaskResult, characters, encode_all, estimated_tokens
-from model.tokenizer import Encoding
-from model.word_ids import QUICK_CHARACTERS
+from model.tokenizer import Encoding, Tokenizer
+from model.word_ids import MAX_QUICK_CHARACTERS, QUICK_CHARACTERS, QUICK_WORK
 
 T = TypeVar("T")
 
@@ -193,11 +194,15 @@ async def compute(context: RequestContext, task: Task, call: Call, deadline: Dea
 async def _encode(service: Service, question: Question) -> list[Encoding]:
     """Tokenize the inputs: on the event loop if that is quick, otherwise in a thread. Handing a sentence to a thread
     would cost the loop as much as tokenizing it."""
-    if sum(map(characters, question.inputs)) <= QUICK_CHARACTERS or question.is_quick():
+    size = sum(map(characters, question.inputs))
+    if size <= QUICK_CHARACTERS:
         return encode_all(question)
+    if size <= MAX_QUICK_CHARACTERS and not question.spans:
+        with suppress(_MuchWorkError):
+            return encode_all(question, _work_check(question.served.tokenizer))
     has_ended = threading.Event()
 
-    def check_cancelled() -> None:
+    def check_cancelled(_: Input) -> None:
         if has_ended.is_set():
             raise CancelledError
 
@@ -206,6 +211,22 @@ async def _encode(service: Service, question: Question) -> list[Encoding]:
         return await asyncio.get_running_loop().run_in_executor(service.threads, encode)
     finally:
         has_ended.set()
+
+
+class _MuchWorkError(Exception):
+    """To tokenize an input would hold the event loop for too long."""
+
+
+def _work_check(tokenizer: Tokenizer) -> Callable[[Input], None]:
+    """A function that raises _MuchWorkError before an input if all inputs together would take more than some ms."""
+    limit = tokenizer.work + QUICK_WORK
+
+    def check(given: Input) -> None:
+        texts = (given,) if isinstance(given, str) else (given.text, given.text_pair)
+        if tokenizer.work > limit or not all(map(tokenizer.is_quick, texts)):
+            raise _MuchWorkError
+
+    return check
 
 
 def _respond(service: Service, task: Task, result: TaskResult, call: Call) -> Response:

@@ -47,11 +47,6 @@ class Question(ABC):
     needs_model = True
     """Whether a model computes something; if not, the tokens are the output."""
 
-    def is_quick(self) -> bool:
-        """Whether all inputs can be tokenized on the event loop; see `Tokenizer.is_quick`."""
-        texts = (given if isinstance(given, str) else f"{given.text} {given.text_pair}" for given in self.inputs)
-        return self.served.tokenizer.is_quick(" ".join(texts), spans=self.spans)
-
     @abstractmethod
     def encode(self, given: Input) -> Encoding:
         """Tokenize an input. Raises `model.errors.TextError` if it cannot have a result."""
@@ -127,8 +122,8 @@ def estimated_tokens(given: Input, max_length: int) -> int:
     return min(characters(given) // _CHARACTERS_PER_TOKEN, max_length)
 
 
-def encode_all(question: Question, check_cancelled: Callable[[], None] = lambda: None) -> list[Encoding]:
-    """Tokenize all inputs of a question. `check_cancelled` is called after each; it raises once the request has ended.
+def encode_all(question: Question, check: Callable[[Input], object] = lambda _: None) -> list[Encoding]:
+    """Tokenize all inputs of a question. `check` is called before each, and may raise an error to end this.
 
     Raises:
         InvalidInputError: names the inputs that cannot have a result, up to MAX_FAULTS.
@@ -136,6 +131,7 @@ def encode_all(question: Question, check_cancelled: Callable[[], None] = lambda:
     encodings: list[Encoding] = []
     faults: list[tuple[Exception, Loc]] = []
     for i, given in enumerate(question.inputs):
+        check(given)
         try:
             encodings.append(question.encode(given))
         except TextError as error:
@@ -144,7 +140,6 @@ def encode_all(question: Question, check_cancelled: Callable[[], None] = lambda:
             faults.append((error.with_traceback(None), ("inputs", i, *half)))
             if len(faults) == MAX_FAULTS:
                 break
-        check_cancelled()
     if faults:
         raise InvalidInputError(faults)
     return encodings

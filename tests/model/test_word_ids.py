@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.word_ids import WordIds, is_quick
+from model.word_ids import WordIds
 
 
 def random_words(length: int, letters: str, count: int) -> str:
@@ -58,7 +58,7 @@ def test_of_text_asks_for_a_word_once() -> None:
 def test_of_familiar_text_leaves_much_work_to_others(text: str, asked_letters: int) -> None:
     """It asks only for words that it remembers, so that none is computed twice."""
     words, asked = make(limit=1000)
-    assert not is_quick(text, words)
+    assert not words.is_quick(text)
     assert words.of_familiar_text(text) is None
     assert len("".join(asked)) == asked_letters
     assert sorted(asked) == sorted(words)
@@ -69,9 +69,10 @@ def test_of_familiar_text_work_is_bounded_for_any_words(found: list[str]) -> Non
     """WordPiece takes at most 35 ns for each unit of this sum; 512 characters have up to 75,000."""
     words, asked = make()
     text = " ".join(found)
-    quick = is_quick(text, words)
+    quick = words.is_quick(text)
     assert (words.of_familiar_text(text) is not None) == quick
     assert sum((min(len(word), 100) + 16) ** 2 for word in asked) <= (75_000 if quick else 64 * 40**2)
+    assert words.work >= sum((len(word) + 16) ** 2 for word in asked)
 
 
 def test_of_familiar_text_learns_the_new_words_of_one_text_after_the_other() -> None:
@@ -79,7 +80,7 @@ def test_of_familiar_text_learns_the_new_words_of_one_text_after_the_other() -> 
     text = random_words(7, ascii_lowercase, 200)
     tries = [words.of_familiar_text(text) for _ in range(3)]
     assert (tries[0], tries[2]) == (None, words.of_text(text))
-    assert is_quick(text, words)
+    assert words.is_quick(text)
 
 
 def test_long_words_and_more_words_than_the_limit_are_not_kept() -> None:

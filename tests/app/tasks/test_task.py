@@ -69,7 +69,7 @@ def test_encode_all_ends_after_a_hundred_inputs_without_an_answer(served: Served
 def test_encode_all_is_cancelled_between_two_inputs(served: ServedModel) -> None:
     tokenizer, question = counting(served, ["a", "b", "c"])
 
-    def check_cancelled() -> None:
+    def check_cancelled(_: Input) -> None:
         if len(tokenizer.encoded) == 2:
             raise ZeroDivisionError
 
