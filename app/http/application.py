@@ -51,6 +51,9 @@ class Application(FastAPI):
             return
         service = self.service
         context, scope_as_sent = begin(service, scope), scope
+        if scope["query_string"]:  # may hold a caller's text; agents within the app would write it into their spans
+            scope = dict(scope, query_string=b"")
+            tracing.remove_query()
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = dict(scope, method="GET")
 
@@ -103,7 +106,7 @@ class TracingMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (context := context_of(scope)).service.is_traced:
-            tracing.note_request(context.request_id, scope["query_string"])
+            tracing.note_request(context.request_id)
         await self.app(scope, receive, send)
 
 

@@ -43,12 +43,17 @@ def enabled() -> bool:
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
-def note_request(request_id: str, query: bytes) -> None:
-    """Set the request id on the current span, and remove the query, which may hold a caller's text."""
-    if (span := trace.get_current_span()).is_recording():
-        span.set_attribute("bert.request_id", request_id)
-        if query:
-            span.set_attribute("url.query", "")
+def note_request(request_id: str) -> None:
+    """Set the request id on the current span."""
+    trace.get_current_span().set_attribute("bert.request_id", request_id)
+
+
+def remove_query() -> None:
+    """Remove the query from the span of an agent that wraps the app, in all attributes that have it by convention."""
+    span = trace.get_current_span()
+    attributes = getattr(span, "attributes", None) or {}
+    for name in {"http.target", "http.url", "url.full", "url.query"}.intersection(attributes):
+        span.set_attribute(name, "" if name == "url.query" else attributes[name].partition("?")[0])
 
 
 def note_stages(stages: Mapping[str, float]) -> None:

@@ -17,6 +17,8 @@ from fastapi import FastAPI
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import TracerProvider
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.application import create_app
 from app.http.auth import announce
@@ -163,3 +165,34 @@ async def test_traces_are_off_without_the_variables(backend: Any) -> None:
     await lifespan_of(create_app(Settings(), backend))
     assert trace.get_tracer_provider() is provider
     assert type(provider).__name__ == "ProxyTracerProvider"  # the API's own, before a program sets one
+
+
+class Agent:
+    """A middleware that OpenTelemetry's operator or `ddtrace-run` adds to the app."""
+
+    def __init__(self, app: ASGIApp, seen: list[Scope]) -> None:
+        self.app, self.seen = app, seen
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.seen.append(scope)
+        await self.app(scope, receive, send)
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/sentiment", "/nowhere"])
+async def test_query_is_in_no_span_of_another_agent(backend: Any, path: str) -> None:
+    seen: list[Scope] = []
+    app = create_app(Settings(), backend)
+    app.add_middleware(Agent, seen=seen)
+    written = {
+        "http.url": f"http://t{path}?a=secret",
+        "http.target": f"{path}?a=secret",
+        "url.full": f"http://t{path}?a=secret",
+        "url.query": "a=secret",
+        "url.path": path,
+    }
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        with TracerProvider().get_tracer("agent").start_as_current_span("around the app", attributes=written) as span:
+            await client.get(f"{path}?a=secret")
+    assert [scope["query_string"] for scope in seen] == [b""]
+    assert "secret" not in str(span.attributes)  # type: ignore[attr-defined]
+    assert span.attributes["http.url"] == f"http://t{path}"  # type: ignore[attr-defined]
