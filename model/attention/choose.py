@@ -37,9 +37,10 @@ def attention_for(
         return VarlenAttention(queries, keys)
     if keys.lengths is None or queries.lengths is None:
         return PaddedAttention(queries, keys)
-    if device.type == "cpu" and torch.is_grad_enabled():
-        return MatmulAttention(queries, keys)
     half = device.type == "cpu" and dtype.itemsize == 2
+    # Only serving (inference mode) chooses by time: figures and teachers' labels must be the same in each training.
+    if device.type == "cpu" and (torch.is_grad_enabled() or (half and not torch.is_inference_mode_enabled())):
+        return MatmulAttention(queries, keys)
     matmuls = None
     if queries is keys and half and is_faster(dtype, heads, head_dim, dtype):
         matmuls = Matmuls(dtype)

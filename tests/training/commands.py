@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from model.inference.cpu_features import available_cpus
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240
 """Seconds to wait for a process on a busy machine."""
@@ -55,6 +57,18 @@ def set_ranks(patch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None
         patch.delenv(name, raising=False)
     for name, value in environment.items():
         patch.setenv(name, value)
+
+
+def memory_layout(number: int) -> dict[str, str]:
+    """Variables of a process with its own hashes, memory addresses and contents of new memory, by its number. It uses
+    the threads that it chooses."""
+    return {
+        "OMP_NUM_THREADS": str(available_cpus()),
+        "PYTHONHASHSEED": str(number),
+        "PADDING": "x" * 10_007 * number,
+        "PYTHONMALLOC": "malloc" if number % 2 else "pymalloc",
+        "MALLOC_PERTURB_": str(85 * number),
+    }
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

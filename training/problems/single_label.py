@@ -77,7 +77,8 @@ class SingleLabel(LabelProblem):
         from sklearn.linear_model import LogisticRegression  # a machine with a GPU may lack scikit-learn
         from sklearn.multiclass import OneVsRestClassifier
 
-        regression = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=300)
+        # Without random_state, the operating system chooses the order in which the solver visits the texts.
+        regression = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=300, random_state=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it need not converge
             model = OneVsRestClassifier(regression).fit(features, targets.argmax(1))

@@ -18,7 +18,7 @@ from training.errors import MissingTextError, RunError
 from training.evaluate.baselines import DEV, PAIR, Labelled, read_baseline, read_test
 from training.evaluate.classification import Answers, classify, load_classifier
 from training.evaluate.pretraining import evaluate_pretraining
-from training.finetune.selection import SeedResult
+from training.finetune.selection import SeedResult, best_seed
 from training.loop.checkpoint import weights_hash
 from training.loop.log import RunLog
 from training.loop.stage import follow
@@ -157,8 +157,9 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
             "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev, which chose the seed "
             "and the temperature"
         )
-    results = pipeline.results() if is_own and len(pipeline.seeds) > 1 else {}
-    seeds = {seed: _seed_figures(pipeline, recipe, each, test) for seed, each in results.items()}
+    results = pipeline.results() if is_own else {}
+    several = results if len(results) > 1 else {}
+    seeds = {seed: _seed_figures(pipeline, recipe, each, test) for seed, each in several.items()}
     problem, answers = _problem(recipe), _answers(recipe, classifier, test)
     models = {
         OURS: {name: each.scores for name, each in answers.items()},
@@ -173,6 +174,7 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
         "classification": reports,
         "problem_type": recipe.finetune.problem_type,
         "labels": list(problem.names),
+        "seed": best_seed(list(results.values())).seed if results else None,
         "seeds": seeds,
     }
 

@@ -29,6 +29,8 @@ class Report:
     """Reports by name of the test source; with `PAIR` for its texts that are also read as pairs."""
     problem_type: str | None = None
     labels: list[str] = field(default_factory=list)
+    seed: int | None = None
+    """Seed of the classifier; None if this run did not train it."""
     seeds: dict[int, dict[str, Figure]] = field(default_factory=dict)
     """Figures of each seed by name, if there are several seeds: `Problem.chosen` on dev, then `Problem.compared` of
     each test source and the mean of `Problem.chosen` over its large domains."""
@@ -49,6 +51,7 @@ def tables(report: Report) -> dict[str, str]:
     if report.classification:
         parts = [*_verdicts(report), _classification_table(report), *_calibration_sentences(report)]
         parts += [*_domain_sentences(report), _label_table(report), _seed_table(report.seeds)]
+        parts += [] if report.seed is None else [f"The seed of this model is {report.seed}.\n"]
         found["sentiment"] = "\n".join(filter(None, parts))
     if report.pretraining:
         found["pretrained"] = _pretraining_table(report.pretraining)

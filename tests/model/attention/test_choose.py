@@ -12,11 +12,22 @@ from model.packing import SequenceBounds
 from tests.model.attention.cases import CPU
 
 
-def test_attention_for_a_cpu_trains_by_matmuls_and_serves_by_buckets() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_for_a_cpu_trains_by_matmuls_and_serves_by_buckets(dtype: torch.dtype) -> None:
     bounds = SequenceBounds.of([3])
-    assert isinstance(attention_for(bounds, bounds, CPU, torch.bfloat16, 4, 64), MatmulAttention)
-    with torch.no_grad():
-        assert isinstance(attention_for(bounds, bounds, CPU, torch.bfloat16, 4, 64), BucketedAttention)
+    assert isinstance(attention_for(bounds, bounds, CPU, dtype, 4, 64), MatmulAttention)
+    with torch.inference_mode():
+        assert isinstance(attention_for(bounds, bounds, CPU, dtype, 4, 64), BucketedAttention)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_for_a_cpu_measures_no_speed_outside_of_serving(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(choose, "is_faster", None)
+    bounds = SequenceBounds.of([100, 8])
+    with torch.no_grad():  # training evaluates so
+        attention_for(bounds, bounds, CPU, dtype, 4, 64)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -26,7 +37,7 @@ def test_attention_for_bounds_without_lengths_pads_on_the_device(dtype: torch.dt
 
 
 @pytest.mark.parametrize("is_faster", [True, False])
-@torch.no_grad()
+@torch.inference_mode()
 def test_attention_uses_matmuls_where_they_are_faster_and_every_token_is_a_query(
     monkeypatch: pytest.MonkeyPatch, is_faster: bool
 ) -> None:

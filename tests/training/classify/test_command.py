@@ -11,11 +11,12 @@ import pytest
 from model import load_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
-from tests.training.commands import occupied
+from tests.training.commands import finish, memory_layout, occupied, start
 from tests.training.texts import squeezed
 from training.command import main
 from training.corpus.inputs import labelled_inputs
 from training.errors import RecipeError, RunError, SourceError
+from training.loop.log import RunLog
 from training.recipe import Recipe, load_recipe
 
 REVIEWS = only(reviews(), "body", "sentiment")
@@ -215,3 +216,26 @@ def test_classify_trains_evaluates_exports_and_repeats(
     assert squeezed(capsys.readouterr().out).startswith("my reviews.csv: 80 texts")
     assert Path("my model", "model", "model.safetensors").read_bytes() != weights
     assert len(list(Path("my model").glob("stages/finetune-*"))) == 2, "the classifier of the other table stays"
+
+
+def test_classify_in_other_processes_makes_the_same_bytes(tmp_path: Path) -> None:
+    """Some labels are wrong, so that the scores are calibrated too."""
+    rows = only(reviews(160), "body", "sentiment")
+    for row in rows[::5]:
+        row["sentiment"] = "positive" if row["sentiment"] == "negative" else "negative"
+    table = write_csv(tmp_path / "reviews.csv", rows)
+    outputs = [tmp_path / "first" / "mine", tmp_path / "second" / "mine"]
+    settings = ("seed=3", "finetune.epochs=1", "finetune.dev_fraction=0.3")
+    processes = [
+        start("classify", str(table), "--output", str(output), *settings, environment=memory_layout(number))
+        for number, output in enumerate(outputs, 1)
+    ]
+    for process in processes:
+        status, out, errors = finish(process)
+        assert status == 0, errors
+        assert "The seed of this model is 3." in out
+    for name in ("model/model.safetensors", "labelled/train/000000/target_probs.npy"):
+        first, second = ((output / name).read_bytes() for output in outputs)
+        assert first == second, name
+    (calibration,) = (line for line in RunLog(outputs[0] / "finetune" / "log.jsonl") if line["event"] == "calibration")
+    assert calibration["temperature"] != 1

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.conftest import MakeCheckpoint
-from tests.training.commands import finish, occupied, start, until
+from tests.training.commands import finish, memory_layout, occupied, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
 from tests.training.stages import made
@@ -309,3 +309,22 @@ def test_pretrain_without_its_corpus_names_the_command(make_recipe: MakeRecipe) 
     with pytest.raises(RunError, match="has no corpus of these settings; run prepare first"):
         pretrain(recipe)
     assert not list(recipe.folder.glob("stages/pretrain-*"))
+
+
+def test_pretrain_in_other_processes_makes_the_same_bytes(
+    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path
+) -> None:
+    recipes = [make_recipe_in(tmp_path / name) for name in ("first", "second")]
+    processes = [
+        start(
+            *("pretrain", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"),
+            *(*SETTINGS, "model.hidden_size=128"),
+            environment=memory_layout(number),
+        )
+        for number, recipe in enumerate(recipes, 1)
+    ]
+    for process in processes:
+        status, _, errors = finish(process)
+        assert status == 0, errors
+    first, second = ((recipe.folder / "pretrained" / "model.safetensors").read_bytes() for recipe in recipes)
+    assert first == second

@@ -91,6 +91,7 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     text = evaluate_squeezed(recipe)
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
+    assert "The seed of this model is 1." in text
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
     assert plots == ["confusion-reviews.png", "reliability-reviews.png"], "those of an earlier report are deleted"
     report = squeezed((recipe.folder / "report.md").read_text())
