@@ -29,7 +29,7 @@ from training.examples.masking import Example, Vocabulary, mask
 from training.examples.pairs import IGNORE_INDEX, Ints, Pair, PairKind
 from training.examples.pretraining import MaskedPairs
 from training.loop.flops import pretraining_flops
-from training.loop.optimizer import make_optimizer
+from training.loop.optimizer import make_optimizer, update_weights
 from training.pretrain.task import PretrainingLoss
 from training.recipe import BUCKET_TOKENS, ExamplesConfig
 from training.runtime.device import (
@@ -184,9 +184,7 @@ def _step(model: nn.Module, device: torch.device, loss_of: Callable[[int], Tenso
         with autocast(model, precision):
             loss = loss_of(number)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        model.zero_grad(set_to_none=True)
+        update_weights(model, optimizer)
 
     return step
 

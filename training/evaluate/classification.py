@@ -22,7 +22,7 @@ from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Estimate
 from training.recipe import SINGLE_LABEL, FinetuneConfig
-from training.runtime.device import evaluating
+from training.runtime.device import check_finite, evaluating
 from training.sources.documents import Document
 from training.sources.labels import Target
 
@@ -138,7 +138,11 @@ def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequ
 def predict_classification(
     model: BertForSequenceClassification, texts: LabelledTexts, most: int | None = None
 ) -> Answers:
-    """Classify all documents in all their readings, or at most `most` documents, evenly spaced."""
+    """Classify all documents in all their readings, or at most `most` documents, evenly spaced.
+
+    Raises:
+        RunError: see `check_finite`.
+    """
     device = next(model.parameters()).device
     documents: list[int] = []
     logits, targets = [], []
@@ -147,6 +151,7 @@ def predict_classification(
         for chosen, batch in texts.batches(range(0, len(texts), step)):
             documents += chosen
             logits.append(classifier_logits(model, batch.to(device).packed).cpu())
+            check_finite(logits[-1])
             targets.append(batch.targets)
     order = torch.tensor(documents).argsort(stable=True)
     problem = problem_of(model.config.problem_type, model.config.labels)

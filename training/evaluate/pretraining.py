@@ -19,7 +19,7 @@ from training.examples.masking import Example, Vocabulary
 from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind, Text
 from training.examples.pretraining import MaskedPairs
 from training.recipe import ExamplesConfig
-from training.runtime.device import evaluating
+from training.runtime.device import check_finite, evaluating
 
 EVALUATION_SEED = 20181011
 """Seed of masks and pairs in every evaluation, so that all networks answer the same questions."""
@@ -110,7 +110,7 @@ def evaluate_pretraining(
 
 
 def predict_pretraining(model: BertForPreTraining, examples: Sequence[Example]) -> PretrainingAnswers:
-    """Predictions for examples, in order of length within each batch."""
+    """Predictions for examples, in order of length within each batch. Raises RunError like `check_finite`."""
     assert model.next_sentence is not None
     device = next(model.parameters()).device
     answers = []
@@ -124,7 +124,9 @@ def predict_pretraining(model: BertForPreTraining, examples: Sequence[Example]) 
             follows = model.next_sentence(hidden[batch.cls_rows]).argmax(1)
             kinds = torch.tensor([example.kind for example in chosen])
             answers.append((losses, logits.argmax(1) == batch.masked_ids, follows, kinds))
-    return PretrainingAnswers(*(torch.cat(column).cpu().numpy() for column in zip(*answers, strict=True)))
+    columns = [torch.cat(column).cpu() for column in zip(*answers, strict=True)]
+    check_finite(columns[0])
+    return PretrainingAnswers(*(column.numpy() for column in columns))
 
 
 def pretraining_report(

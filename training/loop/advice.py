@@ -38,7 +38,7 @@ class Advisor:
     def look(self, figures: Mapping[str, float], spent: float) -> Iterator[tuple[str, str]]:
         """Events and their texts, after the share `spent` of the budget."""
         entropy = self.unigram_entropy
-        if entropy is None or self.left_plateau:
+        if entropy is None or self.left_plateau or "mlm_loss" not in figures:
             return
         self._losses.append(figures["mlm_loss"])
         loss, known = statistics.fmean(self._losses), len(self._losses) == LINES

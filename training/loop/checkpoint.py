@@ -32,6 +32,8 @@ class TrainState:
     """Tokens trained on, special tokens and padding included."""
     seconds: float = 0.0
     """Time spent training; evaluation and checkpoints do not count."""
+    skipped_in_row: int = 0
+    """Skipped steps since the last step that was taken."""
     lanes: dict[int, Position] = field(default_factory=dict)
     """Position of each lane of the examples (training.examples.loader)."""
 

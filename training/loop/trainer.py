@@ -27,7 +27,7 @@ from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer, TrainState
 from training.loop.log import RunLog, line_of, time_left
 from training.loop.metrics import MetricWindow, PrintedMetrics
-from training.loop.optimizer import make_optimizer
+from training.loop.optimizer import make_optimizer, update_weights
 from training.loop.schedule import Schedule
 from training.loop.weight_average import WeightAverage
 from training.runtime.device import autocast, choose_precision, machine_description, matmul_peak, synchronize
@@ -36,9 +36,6 @@ from training.runtime.signals import stop_signals
 
 AVERAGE_EVERY = 8
 """Steps between updates of the weight average, because an update reads all weights."""
-
-CLIP_NORM = 1.0
-"""The gradient's norm is clipped to this (Devlin et al. 2018, published code)."""
 
 MAX_LOG_STEPS, MIN_LOG_LINES = 50, 100
 """Maximum steps per line of the log, and minimum number of lines, which a short run needs."""
@@ -180,6 +177,7 @@ class Trainer:
             name = signal.Signals(self._stop_signal).name
             logger.warning("stopped by %s at step %d", name, self.state.step)
             return False
+        self.optimizer.zero_grad()  # frees the memory of the gradients
         self.average.swap()
         return True
 
@@ -220,9 +218,7 @@ class Trainer:
             torch.manual_seed(self._dropout_seed(i))
             with self._no_sync() if i < own - 1 else nullcontext():
                 metrics += self._backward(micro.batch.to(self.device), own)
-        norm = nn.utils.clip_grad_norm_(self.loss.model.parameters(), CLIP_NORM)
-        self.optimizer.step()
-        self.loss.zero_grad()
+        norm = update_weights(self.loss.model, self.optimizer)
         state.step += 1
         state.tokens += config.batch_tokens
         self._update_average()
@@ -265,7 +261,7 @@ class Trainer:
         save = is_last or bool(save)
         if log or evaluate or save:
             self._synchronize()
-            self._window.check_finite(state.step)  # weights that are not finite are neither evaluated nor saved
+            self._window.count_skipped(state)
         lines = [*(self._log() if log else ()), *(self._evaluate() if evaluate else ())]
         if save:
             self.checkpointer.save(state)
@@ -358,9 +354,7 @@ def measure_speed(loss: TrainingLoss, stream: ExampleStream, micro_batches: int 
                 value, _ = loss(batch)
             value.backward()
             tokens += batch.tokens
-        nn.utils.clip_grad_norm_(loss.model.parameters(), CLIP_NORM)
-        optimizer.step()
-        loss.zero_grad()
+        update_weights(loss.model, optimizer)
         synchronize(device)
         if time.perf_counter() > ends:
             break

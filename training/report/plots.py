@@ -34,7 +34,8 @@ def plot_losses(log: Iterable[Mapping[str, Any]], file: Path, unigram_entropy: f
 def _losses(line: Mapping[str, Any]) -> dict[str, float]:
     """The losses of a line of the log, by the name of their curve."""
     if line["event"] == "train":
-        return {name: line[name] for name in line if name.endswith("_loss")} or {"loss": line["loss"]}
+        parts = {name: line[name] for name in line if name.endswith("_loss")}
+        return parts or {name: line[name] for name in line if name == "loss"}
     if line["event"] != "evaluation":
         return {}
     losses = {}

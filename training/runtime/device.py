@@ -10,12 +10,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from model.inference.cpu_features import available_cpus, bfloat16_is_fast
 from model.inference.malloc import keep_freed_memory
 from training.errors import RunError
 from training.runtime.distributed import launched
+
+DIVERGED_REMEDY = "start again with a lower learning_rate or a higher warmup_fraction"
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -65,6 +67,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def check_finite(outputs: Tensor) -> None:
+    """Raise RunError if outputs of an evaluation are not finite, because the training of the network diverged."""
+    if not outputs.isfinite().all():
+        raise RunError(f"the network's outputs are not finite: {DIVERGED_REMEDY}")
 
 
 def machine_description(device: torch.device) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.texts import MemoryText, random_text
+from training.errors import RunError
 from training.evaluate.pretraining import (
     PretrainingAnswers,
     PretrainingReport,
@@ -83,6 +84,13 @@ def test_evaluation_of_a_random_network_is_no_better_than_chance(
     assert report.mlm_accuracy < 0.1
     assert report.nsp_accuracy_random is not None
     assert 0.3 < report.nsp_accuracy_random < 0.7
+
+
+def test_evaluation_of_a_diverged_network_is_an_error(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
+    with torch.no_grad():
+        model.encoder.layers[0].query_key_value.weight.fill_(1e30)
+    with pytest.raises(RunError, match="outputs are not finite: start again with a lower learning_rate"):
+        evaluate(model, tokenizer, held_out(tokenizer))
 
 
 def test_evaluation_of_less_text_than_a_batch(model: BertForPreTraining, tokenizer: Tokenizer) -> None:

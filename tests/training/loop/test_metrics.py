@@ -41,9 +41,25 @@ def test_metric_window_leaves_out_a_metric_of_no_label() -> None:
 
 
 @pytest.mark.parametrize("norm", ["inf", "nan"])
-def test_metric_window_finds_one_norm_that_is_not_finite(norm: str) -> None:
-    window = MetricWindow(("loss",), TrainState())
-    for value in (1.0, float(norm), 2.0):
-        window.add(torch.zeros(1, 2), torch.tensor(value), flops=0, learning_rate=0.1, waited=0.0)
-    with pytest.raises(RunError, match=f"the gradient's norm is {norm} by step 7: start again"):
-        window.check_finite(7)
+def test_metric_window_leaves_out_skipped_steps_and_allows_three_in_a_row(norm: str) -> None:
+    state = TrainState()
+    window = MetricWindow(("loss",), state)
+
+    def add(*norms: float) -> None:
+        for value in norms:
+            loss = torch.tensor([[2.0 if value == 1 else float(norm), 1.0]])
+            window.add(loss, torch.tensor(value), flops=0, learning_rate=0.1, waited=0.0)
+        state.step += len(norms)
+        window.count_skipped(state)
+
+    bad = float(norm)
+    add(bad, bad, bad)
+    assert window.summary(state, window.sums()).keys() & {"loss", "gradient_norm", "skipped_steps"} == {"skipped_steps"}
+    add(1.0, bad, bad)
+    figures = window.summary(state, window.sums())
+    assert (figures["loss"], figures["gradient_norm"], figures["skipped_steps"]) == (2, 1, 5)
+    assert state.skipped_in_row == 2
+    window = MetricWindow(("loss",), state)
+    add(bad)
+    with pytest.raises(RunError, match=f"norm is {norm} by step 8, as in 3 steps before, .*: start again with a lower"):
+        add(bad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.ports import free_port
+from tests.training.commands import ENVIRONMENT, PATIENCE, ROOT
 from training.errors import RunError
 from training.examples.batches import BatchShape
 from training.examples.loader import LANES
@@ -284,7 +287,14 @@ def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
     before = weight_of(task)
     assert measure_speed(task, PointStream(), seconds=0.01) > 0
     assert weight_of(task) == before
-    assert all(parameter.grad is None for parameter in task.model.parameters())
+    assert all(not parameter.grad.any() for parameter in task.model.parameters() if parameter.grad is not None)
+
+
+def test_measure_speed_of_a_gradient_that_is_not_finite_changes_no_weight() -> None:
+    task = Regression(on_batch=lambda _: float("nan"))
+    before = weight_of(task)
+    measure_speed(task, PointStream(), seconds=0.01)
+    assert weight_of(task) == before
 
 
 def test_measure_speed_counts_the_wait_for_batches() -> None:
@@ -407,22 +417,115 @@ def test_trainer_never_saves_or_evaluates_what_is_not_finite(tmp_path: Path) -> 
         return {}
 
     broken = trainer(tmp_path, task, evaluate=evaluate, evaluations=20, checkpoint_minutes=EVERY_STEP)
-    with pytest.raises(RunError, match=r"norm is nan by step 12: start again with a lower learning_rate"):
+    with pytest.raises(RunError, match=r"norm is nan by step 15, as in 3 steps before.*with a lower learning_rate"):
         broken.run()
-    assert evaluated == [2, 4, 6, 8, 10]
+    assert evaluated == [2, 4, 6, 8, 10, 12, 14]
     states = [torch.load(file, weights_only=True) for file in tmp_path.glob("state-*.pt")]
-    assert {state["state"]["step"] for state in states} == {10, 11}
+    assert {state["state"]["step"] for state in states} == {13, 14}
     assert all(weight.isfinite().all() for state in states for weight in state["model"].values())
 
 
-def test_trainer_ends_with_an_error_if_the_last_step_is_not_finite(tmp_path: Path) -> None:
-    task = Regression(on_batch=lambda seen: float("inf") if seen == 2 * STEPS - 1 else 1.0)
-    with pytest.raises(RunError, match=r"norm is (nan|inf) by step 40"):
-        trainer(
-            tmp_path,
-            task,
-        ).run()
-    assert not list(tmp_path.glob("state-*.pt"))
+@pytest.mark.parametrize("step", [1, 12, STEPS])
+def test_trainer_skips_a_step_whose_gradient_is_not_finite(tmp_path: Path, step: int) -> None:
+    def run(folder: Path, on_batch: Callable[[int], float]) -> Trainer:
+        made = trainer(folder, Regression(on_batch=on_batch))
+        assert made.run()
+        return made
+
+    first = 2 * (step - 1)
+    broken = run(tmp_path / "broken", lambda seen: float("inf") if seen == first + 1 else 1.0)
+    for line in lines(tmp_path / "broken", "train"):
+        assert ("loss" in line, "skipped_steps" in line) == (line["step"] != step, line["step"] == step)
+    skipping = trainer(tmp_path / "skipping", Regression())
+    update = skipping.optimizer.step
+
+    def update_or_skip() -> None:
+        if skipping.state.step + 1 != step:
+            update()
+
+    skipping.optimizer.step = update_or_skip  # type: ignore[assignment]
+    assert skipping.run()
+    assert_same_weights(broken, skipping)
+
+
+def test_trainer_counts_skipped_steps_in_a_row_over_a_resume(tmp_path: Path) -> None:
+    def on_batch(seen: int) -> float:
+        return kill() if seen == 2 * 13 else float("nan") if seen >= 2 * 11 else 1.0  # type: ignore[func-returns-value]
+
+    with pytest.raises(Killed):
+        trainer(tmp_path, Regression(on_batch=on_batch), checkpoint_minutes=EVERY_STEP).run()
+    resumed = trainer(tmp_path, Regression(on_batch=lambda _: float("nan")))
+    assert (resumed.state.step, resumed.state.skipped_in_row) == (13, 2)
+    with pytest.raises(RunError, match="by step 15"):
+        resumed.run()
+
+
+# --- the memory of gradients
+
+
+def addresses(task: Regression) -> list[int]:
+    return [weight.grad.data_ptr() for weight in task.model.parameters() if weight.grad is not None]
+
+
+def test_trainer_gradients_stay_where_they_are(tmp_path: Path) -> None:
+    """A budget in minutes measures the speed first; a run that was killed is resumed."""
+    task, seen, kill_at = Regression(), list[list[int]](), [2 * 9]
+
+    def on_batch(number: int) -> float:
+        seen.append(addresses(task))
+        if number in kill_at:
+            kill_at.remove(number)
+            kill()
+        return 1.0
+
+    task.on_batch = on_batch
+    measure_speed(task, PointStream(), seconds=0.01)
+    task.seen = 0
+    with pytest.raises(Killed):
+        trainer(tmp_path, task, checkpoint_minutes=EVERY_STEP).run()
+    assert trainer(tmp_path, task).run()
+    assert len(seen) > 2 * STEPS
+    assert all(each == seen[0] for each in seen)
+    assert len(seen[0]) == len(list(task.model.parameters()))
+    assert not addresses(task), "the memory is free after training"
+
+
+RANK = """
+import sys
+from pathlib import Path
+from tests.training.loop.test_trainer import MICRO_BATCH, Regression, addresses, trainer
+from training.runtime.distributed import distributed
+
+with distributed() as dist:
+    seen = []
+    def on_batch(number):
+        seen.append(addresses(task))
+        return float("nan") if number == 6 and dist.rank == 1 else 1.0
+    task = Regression(on_batch=on_batch)
+    made = trainer(Path(sys.argv[1]), task, steps=20, batch_tokens=4 * MICRO_BATCH, dist=dist)
+    assert made.run()
+    assert len(seen) == 20 and all(each == seen[4] for each in seen[4:]), "buckets are final after two steps"
+    first, second = dist.all_gather([weight.tolist() for weight in task.model.parameters()])
+    assert first == second
+"""
+"""Ten steps of two micro-batches on each of two ranks. Rank 1 has a gradient that is not finite in the fourth step."""
+
+
+def test_trainer_ranks_skip_the_same_step_and_their_gradients_stay(tmp_path: Path) -> None:
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path)],
+            cwd=ROOT,
+            env=ENVIRONMENT | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    assert [line["step"] for line in lines(tmp_path, "train") if "skipped_steps" in line] == [4]
 
 
 # --- signals

@@ -296,6 +296,8 @@ def test_pretraining_loss_is_the_mean_in_nats_over_masked_tokens_plus_that_over_
     nsp = -pairs[torch.arange(len(pairs)), batch.next_labels[labelled]].mean()
     torch.testing.assert_close(loss, mlm + nsp)
     torch.testing.assert_close(metrics[:, 0] / metrics[:, 1], torch.stack([mlm + nsp, mlm, nsp]))
+    loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters()), "one without a gradient would only decay"
 
 
 def test_pretrain_without_heldout_text_names_the_remedy(tmp_path: Path) -> None:
