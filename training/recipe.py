@@ -425,11 +425,6 @@ class Recipe(_Strict):
         """Where this run writes."""
         return self.run / self.name
 
-    @property
-    def hub_cache(self) -> Path:
-        """Where this run keeps a copy of the rows that the hub has streamed."""
-        return self.folder / "hub"
-
     def exported(self, name: str) -> Path:
         """Where `export` writes the model `pretrained` or `sentiment`."""
         if name == "sentiment" and self.export.classifier:

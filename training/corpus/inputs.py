@@ -112,7 +112,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         SourceError: text cannot be read.
     """
     config, cutter = recipe.corpus, _Cutter(has_labels=False, sentence_tokens=recipe.pretrain.examples.sentence_tokens)
-    read = partial(documents, root=recipe.data, hub_cache=recipe.hub_cache)
+    read = partial(documents, root=recipe.data)
     fraction = 0.0 if config.heldout else config.heldout_fraction
     thresholds = [(source, 2**64) for source in config.heldout]
     thresholds += [(source, held_out_below(read(source), fraction)) for source in config.sources]
@@ -174,7 +174,7 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         chosen = _chosen(once, shares, trained, config.augment_fraction)
         yield from cutter.cut(chosen, source, reading_of(source))
     for source in recipe.distill.sources if recipe.distill else ():
-        unlabelled = documents(source, recipe.data, cutter.progress, recipe.hub_cache)
+        unlabelled = documents(source, recipe.data, cutter.progress)
         routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, held_out, tested)
         yield from cutter.cut(routed, source, reading_of(source))
     if config.train and (fault := _lacking(recipe, trained)):

@@ -55,7 +55,7 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
     """
     config, sources = recipe.tokenizer, recipe.corpus.sources
     with tqdm(desc="sample", total=size(sources, recipe.data), unit="B", unit_scale=True, disable=None) as bar:
-        found = (documents(source, recipe.data, bar.update, recipe.hub_cache) for source in sources)
+        found = (documents(source, recipe.data, bar.update) for source in sources)
         texts = sample((document.text for document in itertools.chain.from_iterable(found)), SAMPLE_CHARACTERS)
     if not texts:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to learn a vocabulary from")

@@ -66,36 +66,33 @@ class Document:
         return "\n".join(filter(None, self.fields))
 
 
-def documents(
-    source: SourceConfig, root: Path, progress: Progress | None = None, hub_cache: Path | None = None
-) -> Iterator[Document]:
+def documents(source: SourceConfig, root: Path, progress: Progress | None = None) -> Iterator[Document]:
     """Stream the documents of a source. Rows without text are left out, with a warning that counts them. A source whose
     `group` is `containing` is held in memory; others are not.
 
     Args:
         root: Folder that a relative path starts from.
         progress: Called with each count of bytes that were read from a file.
-        hub_cache: Folder for a copy of the rows that the hub streams, for later passes.
 
     Raises:
         SourceError: names the file, the line or row, and the remedy.
     """
-    found = _grouped(source, root, progress, hub_cache)
+    found = _grouped(source, root, progress)
     if source.treebank == "kept":
         return found
     if source.treebank == "joined":
         return map(_as_written, found)
-    again = ((kept, _as_written(kept)) for kept in _grouped(source, root, None, hub_cache))
+    again = ((kept, _as_written(kept)) for kept in _grouped(source, root, None))
     return itertools.chain(found, (written for kept, written in again if differ(kept.text, written.text)))
 
 
-def _grouped(source: SourceConfig, root: Path, progress: Progress | None, hub_cache: Path | None) -> Iterator[Document]:
+def _grouped(source: SourceConfig, root: Path, progress: Progress | None) -> Iterator[Document]:
     """The documents with their groups."""
     if source.group != CONTAINING:
-        yield from _SourceReader(source).read(root, progress, hub_cache)
+        yield from _SourceReader(source).read(root, progress)
         return
     reader = _SourceReader(source.model_copy(update={"group": None}))
-    found = list(reader.read(root, progress, hub_cache))
+    found = list(reader.read(root, progress))
     groups = longest_containing([document.text for document in found])
     yield from (replace(document, group=group) for document, group in zip(found, groups, strict=True))
 
@@ -126,7 +123,7 @@ class _SourceReader:
         self._words: Counter[tuple[str, str]] = Counter()
         """Cells of texts and labels, by column and value, that may stand for a missing value."""
 
-    def read(self, root: Path, progress: Progress | None, hub_cache: Path | None) -> Iterator[Document]:
+    def read(self, root: Path, progress: Progress | None) -> Iterator[Document]:
         """All documents, up to the source's limit."""
         try:
             if chosen := files(self._source, root):
@@ -134,9 +131,8 @@ class _SourceReader:
                 yield from self._limited(itertools.chain.from_iterable(parts), str(chosen[0]))
                 return
             place = hub_place(self._source)
-            with hub_rows(self._source, hub_cache) as streamed:
-                rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(streamed, 1))
-                yield from self._limited(self._of_rows(rows, place, self._source.format), place)
+            rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(hub_rows(self._source), 1))
+            yield from self._limited(self._of_rows(rows, place, self._source.format), place)
         except TableError as error:
             said = in_recipe(str(error))
             raise SourceError(f"{said}{self._remedy * ('no column' in said)}") from error

@@ -32,7 +32,7 @@ def labelled(
     if source.label is None and source.format != "fasttext":
         raise SourceError(f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels")
     target_of = _TARGETS[recipe.finetune.problem_type](recipe.finetune)
-    for document in documents(source, recipe.data, progress, recipe.hub_cache):
+    for document in documents(source, recipe.data, progress):
         target = target_of(document)
         if target is not None:
             yield document, target

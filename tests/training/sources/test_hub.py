@@ -1,4 +1,4 @@
-"""Data sets of the hub: streamed once, and every error of the library told with the data set's name."""
+"""Data sets of the hub: every error of the library is told with the data set's name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.training.sources.reading import WIKITEXT
-from tests.training.stages import made
 from training.errors import SourceError
-from training.recipe import CorpusConfig, Recipe, SourceConfig, TokenizerConfig
+from training.recipe import SourceConfig
 from training.sources.documents import Document, documents
 
 ROOT = Path(__file__).parents[3]
@@ -29,11 +28,11 @@ class FakeHub:
     def __init__(self, rows: dict[Key, list[dict[str, Any]]], fault: Exception | None = None) -> None:
         self.rows = rows
         self.fault = fault
-        self.taken = self.opened = 0
+        self.taken = 0
+        self.streaming: bool | None = None
 
     def load_dataset(self, name: str, configuration: str | None, *, split: str, streaming: bool) -> Iterator[Any]:
-        assert streaming
-        self.opened += 1
+        self.streaming = streaming
         if (name, configuration, split) not in self.rows:
             raise self.fault or FileNotFoundError(f"Dataset '{name}' doesn't exist on the Hub")
         return self._stream(self.rows[name, configuration, split])
@@ -59,18 +58,24 @@ def use_hub(monkeypatch: pytest.MonkeyPatch) -> UseHub:
     return use
 
 
-def read(cache: Path | None = None, **settings: Any) -> list[Document]:
-    return list(documents(SourceConfig(hub="owner/set", **settings), Path(), hub_cache=cache))
+def read(**settings: Any) -> list[Document]:
+    return list(documents(SourceConfig(hub="owner/set", **settings), Path()))
 
 
-def test_hub_rows_are_streamed_by_name_configuration_and_split(use_hub: UseHub) -> None:
+def test_hub_rows_up_to_a_limit_are_streamed_by_name_configuration_and_split(use_hub: UseHub) -> None:
     rows = [{"title": "T", "content": f"{i}", "label": i} for i in range(9)]
     hub = use_hub(rows, ("owner/set", "plain", "test"))
     source = SourceConfig(hub="owner/set:plain", split="test", text=("title", "content"), label="label", limit=2)
     found = list(documents(source, Path()))
     assert found == [Document(("T", "0"), "0"), Document(("T", "1"), "1")]
     assert found[1].place == "hub data set owner/set:plain, split test, row 2"
-    assert hub.taken == 2
+    assert (hub.taken, hub.streaming) == (2, True)
+
+
+def test_hub_rows_without_a_limit_are_downloaded_once_by_the_library(use_hub: UseHub) -> None:
+    hub = use_hub([{"text": f"text {n}"} for n in range(50)])
+    assert len(read()) == 50
+    assert hub.streaming is False
 
 
 def test_hub_wikitext_is_a_line_per_row(use_hub: UseHub) -> None:
@@ -98,12 +103,11 @@ def test_hub_wikitext_is_a_line_per_row(use_hub: UseHub) -> None:
 )
 @pytest.mark.parametrize("rows", [None, [{"text": "good"}]])
 def test_hub_any_error_of_the_library_names_the_data_set(
-    use_hub: UseHub, tmp_path: Path, fault: Exception, message: str, rows: list[dict[str, Any]] | None
+    use_hub: UseHub, fault: Exception, message: str, rows: list[dict[str, Any]] | None
 ) -> None:
     use_hub(rows or [], ("owner/set" if rows else "other", None, "train"), fault=fault)
     with pytest.raises(SourceError, match=f"hub data set owner/set, split train: {message}"):
-        read(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        read()
 
 
 def test_hub_error_of_a_caller_is_not_the_librarys(use_hub: UseHub) -> None:
@@ -159,64 +163,3 @@ def test_hub_errors_of_the_real_library_are_told(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name, line in itertools.zip_longest(names, done.stdout.splitlines()):
         assert line.startswith(f"hub data set {name}, split train: ")
-
-
-# --- the copy
-
-
-def test_hub_cache_is_read_by_later_passes(use_hub: UseHub, tmp_path: Path) -> None:
-    rows = [{"text": f"text {n}", "label": n / 2 if n % 3 else None, "other": b"x"} for n in range(50)]
-    hub = use_hub([*rows, {"text": None, "label": True, "other": b""}])
-    passes = [read(tmp_path, label="label") for _ in range(3)]
-    assert passes[0] == passes[1] == passes[2]
-    assert [document.place for document in passes[0]] == [document.place for document in passes[2]]
-    assert (hub.opened, hub.taken, len(passes[0])) == (1, 51, 50)
-    assert [file.suffixes for file in tmp_path.iterdir()] == [[".jsonl", ".gz"]]
-
-
-def test_hub_cache_holds_no_more_than_the_limit(use_hub: UseHub, tmp_path: Path) -> None:
-    hub = use_hub([{"text": None}, *({"text": f"text {n}"} for n in range(50))])
-    assert read(tmp_path, limit=3) == read(tmp_path, limit=3)
-    assert (hub.opened, hub.taken) == (1, 4)
-    assert len(read(tmp_path)) == 50  # of another limit
-    assert hub.opened == 2
-
-
-def test_hub_cache_of_wikitext_is_of_lines(use_hub: UseHub, tmp_path: Path) -> None:
-    hub = use_hub([{"text": line} for line in WIKITEXT.splitlines(keepends=True)])
-    assert read(tmp_path, format="wikitext") == read(tmp_path, format="wikitext")
-    assert hub.opened == 1
-
-
-def test_hub_cache_that_is_unfinished_is_not_read(use_hub: UseHub, tmp_path: Path) -> None:
-    hub = use_hub([{"text": f"text {n}"} for n in range(50)])
-    stream = documents(SourceConfig(hub="owner/set"), Path(), hub_cache=tmp_path)
-    assert next(stream).text == "text 0"
-    stream.close()  # type: ignore[attr-defined]
-    assert list(tmp_path.iterdir()) == []
-    assert len(read(tmp_path)) == 50
-    assert hub.opened == 2
-
-
-def test_hub_cache_that_is_damaged_is_named(use_hub: UseHub, tmp_path: Path) -> None:
-    use_hub([{"text": f"text {n}"} for n in range(5000)])
-    read(tmp_path)
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(SourceError, match=r"owner-set-.*\.jsonl\.gz: the file is cut off .*; delete the file"):
-        read(tmp_path)
-
-
-def test_hub_cache_lets_a_run_stream_a_data_set_once(use_hub: UseHub, tmp_path: Path) -> None:
-    hub = use_hub([{"text": f"The film number {n} was good. I liked it {n} times."} for n in range(200)])
-    recipe = Recipe(
-        name="hub",
-        run=tmp_path,
-        tokenizer=TokenizerConfig(vocab_size=200),
-        corpus=CorpusConfig(sources=(SourceConfig(hub="owner/set"),), heldout_fraction=0.1),
-    )
-    assert made(recipe, "tokenizer", "prepare")
-    assert hub.opened == 1
-    more = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"heldout_fraction": 0.2})})
-    assert made(more, "prepare")
-    assert hub.opened == 1
