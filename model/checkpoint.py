@@ -83,9 +83,8 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
     if "config.json" not in names and (found := [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")]):
         raise CheckpointError(path, f"has no config.json; did you mean {found[0].parent}?")
     has_weights = any(name.endswith(".safetensors") for name in names)
-    if "config.json" not in names and not has_weights and (weights := _conversion(names, None)):
-        copied = "; copy its bert_config.json to config.json" * ("bert_config.json" in names)
-        raise CheckpointError(path, f"has no config.json{copied}, and no safetensors, but {weights}")
+    if "config.json" not in names and not has_weights and (weights := _other_weights(names)):
+        raise CheckpointError(path, f"has no config.json, and no safetensors, but {weights}")
     values = read_json(path / "config.json")
     if _named(values) in _PRETRAINING:
         values = {name: value for name, value in values.items() if name not in _LABEL_FIELDS}
@@ -224,7 +223,7 @@ def _build(path: Path, config: BertConfig, named: Any) -> Model:
     if named is not None and named not in ARCHITECTURES:
         reason = f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}"
         raise CheckpointError(path / "config.json", reason)
-    file, tensors = _read_tensors(path, named)
+    file, tensors = _read_tensors(path)
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
     if named in _PRETRAINING:
@@ -265,7 +264,7 @@ def _has_own_decoder(tensors: Mapping[str, Tensor]) -> bool:
     return decoder is not None and word is not None and not torch.equal(decoder, word)
 
 
-def _read_tensors(path: Path, named: str | None) -> tuple[Path, dict[str, Tensor]]:
+def _read_tensors(path: Path) -> tuple[Path, dict[str, Tensor]]:
     """All tensors under current names, and the file to name in an error about a missing one."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     names = file_names(path)
@@ -279,7 +278,7 @@ def _read_tensors(path: Path, named: str | None) -> tuple[Path, dict[str, Tensor
             raise CheckpointError(index, f"names a shard that is not a file in this directory: {invalid[0]!r}")
         files = sorted({path / name for name in shards.values()})
         return index, {name: tensor for file in files for name, tensor in _tensors_of(file)}
-    if advice := _conversion(names, named):
+    if advice := _other_weights(names):
         raise CheckpointError(path, f"has no safetensors, but {advice}")
     others = [name for name in sorted(names) if name.endswith(".safetensors")]
     if others and re.search(r"-\d+-of-\d+\.", others[0]):
@@ -287,58 +286,20 @@ def _read_tensors(path: Path, named: str | None) -> tuple[Path, dict[str, Tensor
     raise CheckpointError(single, f"is missing; rename {others[0]} if it is the model" if others else "is missing")
 
 
-_PICKLE = re.compile(
-    r"(?!optimizer|scheduler|scaler|rng_state|training_args|openvino)[-=.\w]+\.(bin|pt|pth|ckpt)", re.ASCII
+_OTHER_WEIGHTS = re.compile(
+    r"(?!optimizer|scheduler|scaler|rng_state|training_args|openvino)"
+    r".+\.(bin|pt|pth|ckpt|index|h5|msgpack|onnx|gguf|tflite|pb|mlmodel|ot|npz|xml)",
+    re.ASCII | re.IGNORECASE,
 )
-"""Weight files of torch; the patterns exclude a trainer's states."""
-_TENSORFLOW_1 = re.compile(r"[-.\w]+\.ckpt[-\w]*\.(index|meta|data-\d+-of-\d+)", re.ASCII)
-_CONVERTIBLE = {"tf_model.h5": "'.', from_tf=True", "flax_model.msgpack": "'.', from_flax=True"}
-"""Weight files of TensorFlow 2 and Flax, and how `transformers` 4 loads them."""
-_FINAL_SUFFIXES = (".onnx", ".gguf", ".tflite", ".pb", ".mlmodel", ".ot", ".h5", ".npz", ".msgpack", ".xml")
-"""File names of formats that cannot be converted back."""
+"""Weights that are not safetensors. A trainer's states are excluded."""
 
 
-def _conversion(names: set[str], named: str | None) -> str | None:
-    """A weight file that is not safetensors, and how to convert it; None if there is none."""
-    if pickles := sorted(filter(_PICKLE.fullmatch, names), key=_is_less_likely):
-        return f"{pickles[0]}; {_from_pickle(pickles[0])}"
-    sources = {name: source for name, source in _CONVERTIBLE.items() if name in names}
-    if parts := sorted(name for name in names if _TENSORFLOW_1.fullmatch(name)):
-        index = f"{parts[0].rpartition('.')[0]}.index"
-        if index not in names:
-            return f"{parts[0]}, a part of a checkpoint of TensorFlow; copy {index} too"
-        sources[index] = f"'{index}', from_tf=True, config='.'"
-    if sources:
-        found, source = next(iter(sources.items()))
-        code = f"import transformers as t; t.{named or 'CLASS'}.from_pretrained({source}).save_pretrained('.')"
-        which = "" if named else " (CLASS is the model's class, one of " + ", ".join(ARCHITECTURES) + ")"
-        return f'{found}; to convert it, run in this directory with transformers 4{which}: python -c "{code}"'
-    if final := sorted(name for name in names if name.lower().endswith(_FINAL_SUFFIXES)):
-        return f"{final[0]}, a format that cannot be converted; get the safetensors that it was made from"
+def _other_weights(names: set[str]) -> str | None:
+    """A weight file of another format, and what to do; None if there is none."""
+    for name in sorted(names, key=lambda name: (not name.startswith(("pytorch_model", "model")), name)):
+        if _OTHER_WEIGHTS.fullmatch(name):
+            return f"{name}; load it in the program that made it, and call model.save_pretrained(DIRECTORY) there"
     return None
-
-
-def _is_less_likely(name: str) -> tuple[bool, bool, str]:
-    return name != "pytorch_model.bin", not name.startswith(("pytorch_model", "model")), name
-
-
-def _from_pickle(name: str) -> str:
-    """How to convert a file that `torch.save` has written: tensors, or a trainer's state that contains them. The name
-    of a module that wraps the model is removed from their names."""
-    pattern = re.sub(r"-\d+-of-", "-*-of-", name)
-    code = (
-        "import glob, re, torch; from safetensors.torch import save_file; "
-        f"files = [torch.load(file, weights_only=True, map_location='cpu') for file in glob.glob('{pattern}')]; "
-        "keys = ('state_dict', 'model_state_dict', 'model'); "
-        "states = [next((file[key] for key in keys if key in file), file) for file in files]; "
-        r"save_file({re.sub(r'^(\w+\.)*?(?=(bert|cls|classifier|encoder|embeddings|pooler)\.)', '', name): "
-        "each.clone().contiguous() for state in states for name, each in state.items() if torch.is_tensor(each)}, "
-        "'model.safetensors', {'format': 'pt'})"
-    )
-    return (
-        f'to convert it, run in this directory (no code in the file is executed): python -c "{code}"; if torch refuses '
-        "the file, call model.save_pretrained(DIRECTORY) in the program that made it"
-    )
 
 
 def _is_file_name(name: object) -> bool:

@@ -448,7 +448,7 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "only a pickle": (
         only_pickle,
         "",
-        r"has no safetensors, but pytorch_model.bin; to convert it, run .*\(no code .* executed\): python -c",
+        r"has no safetensors, but pytorch_model.bin; load it .* call model.save_pretrained\(DIRECTORY\) there",
     ),
     "empty weights": (write("model.safetensors", b""), "model.safetensors", "is truncated or corrupt"),
     "weights cut short": (truncate("model.safetensors", 0.7), "model.safetensors", "is truncated or corrupt"),
@@ -593,7 +593,6 @@ def directory_instead(name: str) -> Damage:
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 438000000\n"
-CONVERT = r'python -c "import transformers as t; t.BertForPreTraining.from_pretrained'
 
 IN_PLACE: dict[str, tuple[Damage, str, str]] = {
     "adapter": (
@@ -606,17 +605,11 @@ IN_PLACE: dict[str, tuple[Damage, str, str]] = {
         "",
         "holds a PEFT adapter",
     ),
-    "pickle": (
-        replaced("pytorch_model.bin"),
-        "",
-        r"but pytorch_model.bin; to convert it, .*glob\('pytorch_model.bin'\)",
-    ),
     "pickle in shards": (
         replaced("pytorch_model-00001-of-00002.bin"),
         "",
-        r"but pytorch_model-00001-of-00002.bin; .*glob\('pytorch_model-\*-of-00002.bin'\)",
+        "but pytorch_model-00001-of-00002.bin; load",
     ),
-    "pickle of another precision": (replaced("pytorch_model.fp16.bin"), "", r"glob\('pytorch_model.fp16.bin'\)"),
     "pickle beside others": (
         lambda path: [replaced("pytorch_model.bin")(path), write("optimizer.bin", "")(path)],
         "",
@@ -624,44 +617,16 @@ IN_PLACE: dict[str, tuple[Damage, str, str]] = {
     ),
     "settings of a trainer": (replaced("training_args.bin"), "model.safetensors", "^is missing$"),
     "states of a trainer": (replaced("rng_state_0.pth"), "model.safetensors", "^is missing$"),
-    "a name that would run a command": (replaced("pytorch_model$(id).bin"), "model.safetensors", "^is missing$"),
-    "TensorFlow": (replaced("tf_model.h5"), "", rf"tf_model.h5.*with transformers 4: {CONVERT}\('.', from_tf=True\)"),
-    "TensorFlow 1": (
-        replaced("model.ckpt-7.index"),
-        "",
-        r"but model.ckpt-7.index; .*\('model.ckpt-7.index', from_tf=True, config='.'\)",
-    ),
-    "TensorFlow 1 without its index": (
-        replaced("model.ckpt.data-00000-of-00001"),
-        "",
-        "but model.ckpt.data-00000-of-00001, a part of .*; copy model.ckpt.index too",
-    ),
+    "TensorFlow": (replaced("tf_model.h5"), "", "but tf_model.h5; load it"),
     "TensorFlow 1 with its own config": (
         lambda path: [
             replaced("bert_model.ckpt.index")(path),
             (path / "config.json").rename(path / "bert_config.json"),
         ],
         "",
-        "has no config.json; copy its bert_config.json to config.json, and no safetensors, but bert_model.ckpt.index; ",
+        "has no config.json, and no safetensors, but bert_model.ckpt.index; ",
     ),
-    "ONNX": (replaced("model.onnx"), "", "but model.onnx, a format that cannot be converted; get the safetensors"),
-    "GGUF": (replaced("bert.Q4_K.gguf"), "", "but bert.Q4_K.gguf, a format that cannot be converted; get"),
-    "Lightning": (
-        replaced("epoch=3-step=9.ckpt"),
-        "",
-        r"glob\('epoch=3-step=9.ckpt'\).*; if torch refuses the file, call",
-    ),
-    "TensorFlow 1 of Google": (
-        replaced("bert_model.ckpt.index"),
-        "",
-        r"\('bert_model.ckpt.index', from_tf=True, config='.'\)",
-    ),
-    "TensorFlow of an unknown class": (
-        lambda path: [replaced("tf_model.h5")(path), config(architectures=None)(path)],
-        "",
-        r"with transformers 4 \(CLASS is the model's class, one of BertForPreTraining, .*\): .* t.CLASS.from",
-    ),
-    "Flax": (replaced("flax_model.msgpack"), "", "flax_model.msgpack.*from_flax=True"),
+    "GGUF": (replaced("bert.Q4_K.gguf"), "", "but bert.Q4_K.gguf; load it"),
     "variant": (replaced("model.fp16.safetensors"), "model.safetensors", "rename model.fp16.safetensors if it is"),
     "shards without an index": (
         replaced("model-00001-of-00002.safetensors"),
@@ -717,49 +682,6 @@ def test_checkpoint_error_says_what_is_there_instead(directory: Path, damage: Da
     error = refusal(directory)
     assert error.path == directory / file
     assert re.search(reason, error.reason), error.reason
-
-
-@pytest.mark.parametrize("named", [*ARCHITECTURES, None])
-@pytest.mark.parametrize("shards", [1, 2])
-def test_checkpoint_error_has_a_command_that_converts_a_pickle_with_all_heads(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, named: str | None, shards: int
-) -> None:
-    if named == "BertForSequenceClassification":
-        save_theirs(directory, their_model(named))
-    edit_config(directory, architectures=[named] if named else None)
-    expected = load_checkpoint(directory).model.state_dict()
-    names, tensors = ["pytorch_model.bin"], load_file(directory / "model.safetensors")
-    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]  # shared, as saved
-    tensors["bert.pooler.dense.weight"] = tensors["bert.pooler.dense.weight"].t().contiguous().t()
-    if shards == 2:
-        names = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
-    for i, name in enumerate(names):
-        torch.save({key: tensors[key] for key in list(tensors)[i :: len(names)]}, directory / name)
-    (directory / "model.safetensors").unlink()
-    command = refusal(directory).reason.split('python -c "')[1].partition('"')[0]
-    monkeypatch.chdir(directory)
-    exec(command, {})  # as `python -c` does, but torch is loaded already
-    found = load_checkpoint(directory).model.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
-
-
-@pytest.mark.parametrize(("name", "key"), [("pytorch_model.bin", "state_dict"), ("model.pt", "model_state_dict")])
-@pytest.mark.parametrize("wrapper", ["", "model.", "module."])
-def test_checkpoint_error_has_a_command_that_converts_a_state_of_a_trainer(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str, wrapper: str
-) -> None:
-    expected = load_checkpoint(directory).model.state_dict()
-    tensors = load_file(directory / "model.safetensors")
-    prefix(tensors, wrapper)
-    torch.save({"epoch": 3, key: tensors, "optimizer": {"lr": torch.ones(1)}}, directory / name)
-    (directory / "model.safetensors").unlink()
-    command = re.search('python -c "(.*)"; if torch', refusal(directory).reason)
-    assert command is not None
-    monkeypatch.chdir(directory)
-    exec(command[1], {})
-    found = load_checkpoint(directory).model.state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs a file system that cannot map files")
