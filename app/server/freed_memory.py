@@ -20,8 +20,7 @@ class FreedMemory:
 
     def __init__(self) -> None:
         self._baseline = resident_bytes()
-        """Memory in bytes from which growth is measured: at the start, or after `give_back`. `give_back_after_growth`
-        never raises it."""
+        """Memory in bytes from which growth is measured."""
         self._next_look = 0.0
 
     def give_back_after_growth(self) -> None:
@@ -29,16 +28,13 @@ class FreedMemory:
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + _PAUSE_SECONDS
-        baseline = self._baseline
-        if resident_bytes() > baseline + _GROWTH_BYTES:
+        if resident_bytes() > self._baseline + _GROWTH_BYTES:
             self.give_back()
-            self._baseline = min(self._baseline, baseline)  # memory in use now may be freed before the next check
 
     def give_back(self) -> None:
         """Give all freed memory back. Other C libraries have no `malloc_trim`."""
         with suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-        self._baseline = resident_bytes()
 
 
 def resident_bytes() -> int:
