@@ -12,7 +12,7 @@ MAX_FAULTS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class FieldError:
+class Fault:
     """A fault in one field of a request, and the field's path."""
 
     message: str
@@ -44,7 +44,7 @@ class UnauthorizedError(ServiceError):
 class InvalidRequestError(ServiceError):
     """The JSON does not fit the schema."""
 
-    def __init__(self, errors: list[FieldError]) -> None:
+    def __init__(self, errors: list[Fault]) -> None:
         first = errors[0]
         super().__init__(f"{'.'.join(map(str, first.loc)) or 'body'}: {first.message}")
         self.errors = errors
@@ -52,11 +52,11 @@ class InvalidRequestError(ServiceError):
     @classmethod
     def at(cls, message: str, *loc: str | int) -> InvalidRequestError:
         """The error of one field."""
-        return cls([FieldError(message, loc)])
+        return cls([Fault(message, loc)])
 
 
-class InputError(ServiceError):
-    """Inputs that have no result. `faults`: the error and the path of each; empty if they are not known."""
+class LocatedError(ServiceError):
+    """Inputs have no result. `faults`: the error and the path of each; empty if they are not known."""
 
     def __init__(self, message: str, faults: Sequence[tuple[Exception, Loc]] = ()) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class InputError(ServiceError):
         self.faults = [to(reason, loc) for reason, loc in self.faults]
 
 
-class InvalidInputError(InputError):
+class InvalidInputError(LocatedError):
     """Texts that have no result. Message, status and code are those of the first."""
 
     def __init__(self, faults: Sequence[tuple[Exception, Loc]]) -> None:
@@ -130,11 +130,16 @@ class CallerGoneError(ServiceError):
         super().__init__("the caller closed the connection")
 
 
+UNAVAILABLE_STATUSES = ("loading", "reloading", "stalled", "draining", "stopped", "broken", "too_many_connections")
+"""Why the service cannot answer. Of a request that was accepted: `stopped` if draining ended before its response, and
+`reloading` if its model was replaced and the model's process has ended."""
+
+
 class UnavailableError(ServiceError):
-    """The service cannot answer now. `status` is `Lifecycle.status`; `stopped` if draining ended before the response;
-    or `reloading` if the model was replaced and its process ended before the response."""
+    """The service cannot answer now."""
 
     def __init__(self, status: str, retry_after: int = 5) -> None:
+        """`status`: one of `UNAVAILABLE_STATUSES`."""
         advice = "its log has the reason, and only a restart helps" if status == "broken" else "try again"
         super().__init__(f"the service is {status}; {advice}")
         self.status = status
@@ -149,11 +154,14 @@ class TooManyConnectionsError(UnavailableError):
         self.args = ("too many connections are open; close those that you do not use, and try again",)
 
 
-class InferenceError(InputError):
+class InferenceError(LocatedError):
     """The model failed on an input. Its request fails; other requests of the batch do not."""
 
-    def __init__(self, reason: str = "the model failed on this input; the operator's log has more") -> None:
-        super().__init__(reason)
+    def __init__(
+        self, reason: str = "the model failed on this input; the operator's log has more", index: int | None = None
+    ) -> None:
+        """`index`: the input's index in its request, if it is known."""
+        super().__init__(reason, [] if index is None else [(InferenceError(reason), ("inputs", index))])
 
 
 class ProcessDiedError(InferenceError):

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.inference.contract import Kind, Part, Query
-from app.inference.frames import Batch, write_batch
-from app.inference.process_main import HEADER_BYTES, _serve, frame
+from app.inference.frames import HEADER_BYTES, Batch, frame, write_batch
+from app.inference.process_main import _serve
 from app.inference.torch_backend import _packed
 from model import Encoding
 

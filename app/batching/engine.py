@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app import errors
-from app.batching.admission import Admission
-from app.batching.deadline import Deadline
-from app.batching.fair_queue import FairQueue, QueuedRequest, Run
+from app.batching.admission import Admission, Deadline
+from app.batching.fair_queue import FairQueue
 from app.batching.throughput import Throughput
-from app.inference.contract import Backend, Head, ModelOutput, Query, ServedModel
+from app.inference.contract import Backend, BatchResult, Head, ModelOutput, Part, Query, ServedModel
 from app.observability.metrics import Metrics
 from app.settings import Settings
 
@@ -27,20 +27,12 @@ MIN_TOKENS_TO_SPLIT = 256
 """Minimum tokens that a process takes, however many others are free, because a forward pass has a fixed cost."""
 
 
-Outputs = Sequence[Sequence[ModelOutput | Exception]]
-"""The outputs of each run of a batch, in the order of its inputs."""
-Fault = tuple[int, Exception]
-"""The index of an output in its run, and the error in its place."""
-
-
 @dataclass(slots=True, eq=False)
 class RunningBatch:
     """A batch that is being computed."""
 
     concurrent: int
     """Number of batches that were being computed when it began, itself included."""
-    seconds: float = 0.0
-    """Time that the inference process took for it."""
     lacked_memory: bool = False
     fitting_tokens: int = 0
     """Tokens of the largest part that fitted into memory; 0 if none did."""
@@ -68,7 +60,8 @@ class Engine:
         """
         self.backend = backend
         self.throughput = throughput or Throughput(fixed_batch_tokens=settings.max_batch_tokens)
-        self.admission = Admission(self.throughput)
+        self._queue = FairQueue()
+        self.admission = Admission(self.throughput, self._queue)
         self.error: BaseException | None = None
         """The reason why no further batch can succeed."""
         self.is_replaced = False
@@ -79,9 +72,10 @@ class Engine:
         self._metrics = metrics
         self._on_failure = on_failure
         self._on_closed: Callable[[Engine], None] = lambda _: None
-        self._queue = FairQueue()
-        self._requests: set[QueuedRequest] = set()
-        """Requests that are reserved and not released."""
+        self._queries: set[Query] = set()
+        """Requests that are queued or being computed."""
+        self._tokenizing = 0
+        """Number of requests that a thread tokenizes."""
         self._running: set[RunningBatch] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatch_is_due = False
@@ -89,7 +83,7 @@ class Engine:
     @property
     def unanswered_requests(self) -> int:
         """Requests that wait for a batch or are being computed."""
-        return sum(request.future is not None for request in self._requests)
+        return len(self._queries)
 
     @property
     def queued_tokens(self) -> int:
@@ -138,69 +132,54 @@ class Engine:
 
     # Requests -------------------------------------------------------------------------------------------------
 
-    def reserve(self, tokens: Sequence[int], deadline: Deadline) -> QueuedRequest:
-        """Reserve room in the queue while a request is tokenized, until `release`, given the estimated tokens of each
-        input.
+    @contextmanager
+    def tokenizing(self, characters: Sequence[int]) -> Iterator[None]:
+        """Count a request as queued while a thread tokenizes it, given the characters of each input. A replaced engine
+        is not closed until then."""
+        tokens = list(map(self.admission.estimated_tokens, characters))
+        self._tokenizing += 1
+        self.admission.reserved_tokens += sum(tokens)
+        self.admission.count(tokens, 1)
+        try:
+            yield
+        finally:
+            self._tokenizing -= 1
+            self.admission.reserved_tokens -= sum(tokens)
+            self.admission.count(tokens, -1)
+            asyncio.get_running_loop().call_soon(self._close_if_unused)  # once the request is queued
 
-        The estimate counts as the whole queue at most; `compute` checks the true number.
-
-        Raises:
-            UnavailableError: nothing can be computed.
-            QueueFullError, DeadlineExceededError, DeadlineUnreachableError: see `Admission.check`.
-        """
-        total = min(sum(tokens), self.admission.max_queue_tokens)  # an estimate alone never refuses a request for good
-        request = QueuedRequest(len(tokens), total, max(tokens, default=0), deadline)
-        self._check(total, len(tokens), deadline)
-        self.admission.add(request)
-        self._requests.add(request)
-        return request
-
-    def release(self, request: QueuedRequest) -> None:
-        """End a request, with or without outputs. Its waiting inputs are not computed."""
-        self.admission.remove(request)
-        if request.waiting_tokens:
-            self._queue.withdraw(request)
-        self._requests.discard(request)
-        self._close_if_unused()
-
-    async def compute(self, request: QueuedRequest, encoder: str, query: Query) -> list[ModelOutput]:
-        """Queue the inputs of a reservation, and wait for their outputs, in the order of the inputs.
+    async def compute(self, query: Query, encoder: str, deadline: Deadline) -> list[ModelOutput]:
+        """Queue the inputs of a request, and wait for their outputs, in the order of the inputs.
 
         The caller has to cancel this at the deadline, because late inputs are not computed.
 
         Raises:
-            TooLargeError: the request would not fit into an empty queue.
-            UnavailableError, QueueFullError, DeadlineExceededError, DeadlineUnreachableError: see `reserve`.
+            UnavailableError: nothing can be computed.
+            TooLargeError, QueueFullError, DeadlineExceededError, DeadlineUnreachableError: see `Admission.check`.
             InferenceError: an input failed.
         """
-        self.admission.remove(request)  # the estimate; the true number is added below
-        request.submitted = time.monotonic()
-        self._check(sum(query.lengths), request.items, request.deadline)
-        request.fill(encoder, query)
-        self.admission.add(request)
-        future = request.future = asyncio.get_running_loop().create_future()
-        self._queue.push(request)
+        query.submitted = time.monotonic()
+        if not self._is_open:
+            raise self._unavailable()
+        self.admission.check(query.ends[-1], len(query.lengths), deadline)
+        self.admission.count(query.lengths, 1)
+        query.encoder, query.deadline = encoder, deadline.at
+        future = query.future = asyncio.get_running_loop().create_future()
+        self._queries.add(query)
+        self._queue.push(query)
         self._dispatch_soon()
         try:
             await future
         finally:
             # Break the cycle future -> exception -> traceback -> this frame: after gc.freeze() it is never collected.
-            request.future = None
+            query.future = None
             del future
-        return request.outputs  # type: ignore[return-value]  # none is None any more
-
-    def check_head(self, body_bytes: int, deadline: Deadline) -> None:
-        """Check that a request with a body of this size has a chance. Raises the errors of `reserve`."""
-        self._check_open()
-        self.admission.check_head(body_bytes, self._queue.tokens, deadline)
-
-    def _check(self, tokens: int, inputs: int, deadline: Deadline) -> None:
-        self._check_open()
-        self.admission.check(tokens, inputs, self._queue.tokens, deadline)
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise self._unavailable()
+            self._queue.withdraw(query)
+            self._queries.discard(query)
+            self.admission.count(query.lengths, -1)
+            if self.is_replaced:
+                self._close_if_unused()
+        return query.outputs
 
     def _unavailable(self) -> errors.UnavailableError:
         """The reason why this engine computes nothing any more."""
@@ -209,19 +188,19 @@ class Engine:
         return errors.UnavailableError("stopped" if self.error is None else "broken")
 
     def _fail_all(self) -> None:
-        for request in self._requests:
-            if request.waiting_tokens:
-                self._queue.withdraw(request)
-            self._fail(request, self._unavailable())
+        for query in self._queries:
+            self._fail(query, self._unavailable())
 
-    def _fail(self, request: QueuedRequest, error: Exception) -> None:
-        if request.future is not None and not request.future.done():
-            request.future.set_exception(error)
+    def _fail(self, query: Query, error: Exception) -> None:
+        """Fail a request as a whole: those of its inputs that wait are not computed."""
+        self._queue.withdraw(query)
+        if query.future is not None and not query.future.done():
+            query.future.set_exception(error)
 
     def _close_if_unused(self) -> None:
         """Close a replaced engine that has no request. Every request has a deadline, so this happens within the request
         timeout."""
-        if self.is_replaced and not self._requests and not self.is_closed:
+        if self.is_replaced and not self._queries and not self._tokenizing and not self.is_closed:
             self.is_closed = True
             task = asyncio.create_task(self.backend.aclose())
             self._tasks.add(task)
@@ -237,8 +216,7 @@ class Engine:
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Start a batch in each free process. Inputs wait in the queue until then, so that those whose requests have
-        ended meanwhile are not computed."""
+        """Start a batch in each free process."""
         self._dispatch_is_due = False
         while self._is_open and (slots := self.backend.slots - len(self._running)) > 0:
             # Split the queue evenly if several processes are free.
@@ -246,98 +224,76 @@ class Engine:
             batch = self._queue.take(min(self.throughput.batch_tokens, share))
             if not batch:
                 return
-            now = time.monotonic()
-            batch = [run for run in batch if run.request.deadline.at > now]
-            if not batch:
-                continue
             running = RunningBatch(len(self._running) + 1)
             self._running.add(running)
-            for run in batch:
-                run.request.started = min(run.request.started, now)
             task = asyncio.create_task(self._compute(batch, running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _compute(self, batch: list[Run], running: RunningBatch) -> None:
+    async def _compute(self, batch: list[Part], running: RunningBatch) -> None:
+        """Compute a batch, then start the next one."""
         try:
-            outputs = await self._run_isolated(batch, running)
-            faults = list(map(_fault, outputs))
-            self._record(batch, running, failed=any(faults))
-            self._running.discard(running)
-            for run, fault in zip(batch, faults, strict=True):
-                if fault:
-                    self._queue.withdraw(run.request)  # the request has failed as a whole
-            self._dispatch()  # before delivering the outputs, so that the process does not wait
-            self._deliver(batch, outputs, faults)
+            await self._compute_parts(batch, running)
+            if running.lacked_memory:
+                if running.fitting_tokens:  # else smaller batches would not help
+                    self.throughput.record_out_of_memory(running.fitting_tokens)
+                logger.warning("out of memory; batches now have at most %d tokens", self.throughput.batch_tokens)
         except Exception as error:
             self.fail(error)
         finally:
             self._running.discard(running)
+            self._dispatch()
 
-    def _record(self, batch: list[Run], running: RunningBatch, *, failed: bool) -> None:
-        """Update the estimates of the backend's speed and memory from a batch."""
-        tokens = sum(run.tokens for run in batch)
-        if not failed:
-            concurrent = max(running.concurrent, len(self._running))
-            self.throughput.record_batch(tokens, running.seconds, concurrent)
-        if running.lacked_memory:
-            if running.fitting_tokens:  # else smaller batches would not help
-                self.throughput.record_out_of_memory(running.fitting_tokens)
-            logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.throughput.batch_tokens)
-
-    async def _run_isolated(self, batch: list[Run], running: RunningBatch) -> Outputs:
-        """The outputs of each run of a batch. If the batch fails, its halves are computed, so that only the failing
-        input gets the error."""
-        if all(run.request.future is None for run in batch):  # these requests have ended
-            return [[errors.InferenceError()] * run.items for run in batch]
-        items, tokens = sum(run.items for run in batch), sum(run.tokens for run in batch)
+    async def _compute_parts(self, parts: Sequence[Part], running: RunningBatch) -> None:
+        """Compute parts of requests, and deliver their outputs."""
+        parts = [part for part in parts if not part.query.has_ended]
+        if not parts:
+            return
+        now = time.monotonic()
+        for part in parts:
+            part.query.started = min(part.query.started, now)
         try:
-            result = await self.backend.run(batch[0].request.encoder, [run.part for run in batch])
-            running.seconds += result.seconds
-            if [len(own) for own in result.outputs] != [run.items for run in batch]:
-                raise RuntimeError(f"{sum(map(len, result.outputs))} outputs of {items} inputs")
-            running.fitting_tokens = max(running.fitting_tokens, tokens)
-            return result.outputs
+            result = await self.backend.run(parts[0].query.encoder, parts)
         except errors.BackendDiedError:
             raise
-        except errors.ProcessDiedError:  # halves would end further processes
-            logger.error("a batch of %d inputs, %d tokens, ended its inference process", items, tokens)
-            return [[errors.ProcessDiedError() for _ in range(run.items)] for run in batch]
-        except errors.OutOfMemoryError:
-            running.lacked_memory = True
-        except Exception:
-            if items == 1:
-                logger.exception("inference failed on one input of %d tokens", tokens)
-        if items == 1:
-            return [[errors.InferenceError()]]
-        if len(batch) > 1:
-            middle = len(batch) // 2
-            first = await self._run_isolated(batch[:middle], running)
-            return [*first, *await self._run_isolated(batch[middle:], running)]
-        (run,) = batch
-        middle = (run.start + run.stop) // 2
-        (first_half,) = await self._run_isolated([run._replace(stop=middle)], running)
-        (second_half,) = await self._run_isolated([run._replace(start=middle)], running)
-        return [[*first_half, *second_half]]
+        except (errors.ProcessDiedError, errors.UnavailableError) as error:  # halves would end further processes
+            logger.error("a batch of %d requests failed: %s", len(parts), error)
+            for part in parts:
+                self._fail(part.query, error)
+            return
+        except Exception as error:
+            running.lacked_memory |= isinstance(error, errors.OutOfMemoryError)
+            if not (halves := _halves(parts)):
+                logger.exception("inference failed on one input of %d tokens", parts[0].tokens)
+                self._fail(parts[0].query, errors.InferenceError(index=parts[0].start))
+        else:
+            self._deliver(parts, result, running)
+            return
+        for half in halves:  # so that only the failing input gets the error
+            await self._compute_parts(half, running)
 
-    def _deliver(self, batch: list[Run], outputs: Outputs, faults: Sequence[Fault | None]) -> None:
-        computed = [run for run, fault in zip(batch, faults, strict=True) if fault is None]
-        if computed:
-            self._metrics.batch(sum(run.items for run in computed), sum(run.tokens for run in computed))
-        for run, own, fault in zip(batch, outputs, faults, strict=True):
-            request = run.request
-            if fault is not None:
-                index, error = fault
-                if isinstance(error, errors.InferenceError) and not isinstance(error, errors.ProcessDiedError):
-                    error.faults = [(errors.InferenceError(str(error)), ("inputs", run.start + index))]
-                self._fail(request, error)
+    def _deliver(self, parts: Sequence[Part], result: BatchResult, running: RunningBatch) -> None:
+        """Deliver the outputs of parts that were computed together, and update the estimated speed and the metrics."""
+        inputs = tokens = 0
+        for part, outputs in zip(parts, result.outputs, strict=True):
+            inputs, tokens = inputs + part.inputs, tokens + part.tokens
+            query = part.query
+            if isinstance(outputs, errors.InferenceError):
+                self._fail(query, outputs)
                 continue
-            request.outputs[run.start : run.stop] = own  # type: ignore[assignment]  # none is an error
-            request.uncomputed -= run.items
-            if not request.uncomputed and request.future is not None and not request.future.done():
-                request.future.set_result(None)
+            query.outputs[part.start : part.stop] = outputs
+            query.uncomputed -= part.inputs
+            if not query.uncomputed and query.future is not None and not query.future.done():
+                query.future.set_result(None)
+        running.fitting_tokens = max(running.fitting_tokens, tokens)
+        self.throughput.record_batch(tokens, result.seconds, max(running.concurrent, len(self._running)))
+        self._metrics.batch(inputs, tokens)
 
 
-def _fault(outputs: Sequence[ModelOutput | Exception]) -> Fault | None:
-    """The first error among the outputs of a run."""
-    return next(((i, output) for i, output in enumerate(outputs) if isinstance(output, Exception)), None)
+def _halves(parts: Sequence[Part]) -> Sequence[Sequence[Part]]:
+    """The halves of a batch, or of the inputs of its only part; empty for a single input."""
+    if len(parts) > 1:
+        return parts[: len(parts) // 2], parts[len(parts) // 2 :]
+    part = parts[0]
+    middle = (part.start + part.stop) // 2
+    return ([part._replace(stop=middle)], [part._replace(start=middle)]) if part.inputs > 1 else ()

@@ -117,14 +117,8 @@ class Lifecycle:
 
     def check_open(self) -> None:
         """Raise UnavailableError unless new requests are accepted."""
-        if not self.has_loaded or self.refusing:
+        if not self.has_loaded or self.state >= State.REFUSING:
             raise UnavailableError(self.status)
-
-    def loaded_engine(self) -> Engine:
-        """The engine for an accepted request. Raises UnavailableError if none is loaded, or it is broken."""
-        if not self.has_loaded or self.state is State.BROKEN:
-            raise UnavailableError(self.status)
-        return self.engine
 
     def advance(self, state: State) -> None:
         """Move on to a state; a smaller one has no effect."""

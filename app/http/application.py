@@ -59,8 +59,7 @@ class Application(FastAPI):
 
         async def send_with_context(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [header for header in message.get("headers", ()) if header[0] != b"x-request-id"]
-                headers.append((b"x-request-id", context.request_id.encode()))
+                headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
                 closes = service.lifecycle.is_draining or context.is_surplus
                 if closes and not context.pipeline:  # no pipelined request waits
                     headers.append((b"connection", b"close"))
@@ -80,22 +79,17 @@ class Application(FastAPI):
         if context.route is None or self._is_opened_to_browsers or service.is_traced:
             await super().__call__(scope, receive, send_with_context)
         else:
-            await answer_errors(context.route.answer, scope, receive, send_with_context)
+            await respond(super().__call__, scope, receive, send_with_context)
 
 
-class ErrorMiddleware:
-    """Calls the route of a task, and turns all errors into responses. It is inside CORS, so browsers can read them."""
+class RespondMiddleware:
+    """Applies `respond`. It is inside CORS, so browsers can read the responses to errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        context = context_of(scope)
-        route = None if context.service.is_traced else context.route  # FastAPI's router names the span
-        await answer_errors(route.answer if route else self.app, scope, receive, send)
+        await (respond(self.app, scope, receive, send) if scope["type"] == "http" else self.app(scope, receive, send))
 
 
 class TracingMiddleware:
@@ -110,11 +104,13 @@ class TracingMiddleware:
         await self.app(scope, receive, send)
 
 
-async def answer_errors(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Call an app, and respond to its errors. Requests that are cancelled at the end of draining get 503."""
+async def respond(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Call the route of a task, or `app` for other paths, and respond to its errors. Requests that are cancelled at the
+    end of draining get 503."""
     context = context_of(scope)
+    route = None if context.service.is_traced else context.route  # FastAPI's router names the span
     try:
-        await app(scope, receive, send)
+        await (route.answer if route else app)(scope, receive, send)
     except Exception as error:
         if context.status:  # the response has begun
             raise
@@ -189,7 +185,7 @@ def create_app(
         app.include_router(pages.router)
         openapi.install(app, settings, [adapter.TAG for adapter in ADAPTERS])
     problems.install(app)
-    app.add_middleware(ErrorMiddleware)
+    app.add_middleware(RespondMiddleware)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

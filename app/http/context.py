@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import re
+import secrets
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -14,27 +17,26 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from app.batching.admission import ByteBudget
-from app.batching.deadline import Deadline
 from app.batching.lifecycle import Lifecycle
 from app.observability.metrics import Metrics
-from app.observability.request_ids import request_id_of
 from app.settings import Settings
 from app.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
+_VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+"""Pattern of ids that are harmless in headers and logs."""
+_ID_PREFIX = secrets.token_hex(8)  # once per process, because random bytes take 30 us per request
+_id_numbers = itertools.count()
+
 CONTEXT = "bert.context"
 """The key of a request's context in its ASGI scope."""
-BUFFERED_BYTES = 64 * 1024
-"""Uvicorn buffers 64 KiB of any body, so a body of this size needs no reservation."""
 
 
 class Route(Protocol):
     """The path of a task."""
 
     task: Task
-    binary: bool
-    """Whether bodies may also be `application/octet-stream` or lack a media type."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request; an ASGI app. Raises errors of `app.errors`."""
@@ -60,7 +62,7 @@ class Service:
     """Tokenizes long inputs."""
 
     def __post_init__(self) -> None:
-        self.uploads = ByteBudget(self.settings.max_upload_bytes, free=BUFFERED_BYTES)
+        self.uploads = ByteBudget(self.settings.max_upload_bytes)
         self.threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 
@@ -76,10 +78,6 @@ class RequestContext:
     started: float = field(default_factory=time.perf_counter)
     request_id: str = ""
     route: Route | None = None
-    deadline: Deadline | None = None
-    """Deadline of the response, after which it is 504. Set once a task request is admitted."""
-    body_bytes: int = 0
-    """Maximum size of its body."""
     inputs: int = 0
     tokens: int = 0
     computation_started: bool = False
@@ -113,20 +111,23 @@ class RequestContext:
         logger.debug("%s", line, extra={"request_id": self.request_id, "facts": facts})
 
 
-def logs_requests() -> bool:
-    """Whether each request is logged: at the level `debug`."""
-    return logger.isEnabledFor(logging.DEBUG)
-
-
 def begin(service: Service, scope: Scope) -> RequestContext:
     """The context of a request: that of the HTTP protocol, if it made one, or a new one."""
     context: RequestContext | None = scope.get(CONTEXT)
     if context is None:
         context = scope[CONTEXT] = RequestContext(service)
-    context.request_id = request_id_of(scope["headers"])
+    context.request_id = _request_id(scope["headers"])
     if scope["method"] == "POST":
         context.route = service.routes.get(_path_in_app(scope))
     return context
+
+
+def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The caller's own `X-Request-ID` if it is valid, otherwise a new id."""
+    for name, value in headers:
+        if name == b"x-request-id" and _VALID_REQUEST_ID.fullmatch(given := str(value, "latin-1").strip(" \t")):
+            return given
+    return f"{_ID_PREFIX}{next(_id_numbers):016x}"
 
 
 def context_of(scope: Scope) -> RequestContext:

@@ -10,8 +10,8 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
-from contextlib import suppress
+from concurrent.futures import CancelledError, Executor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -19,18 +19,18 @@ from typing import Any, TypeVar
 from fastapi import Response
 from fastapi.routing import APIRoute
 from pydantic_core import to_json
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from app import errors
-from app.batching.deadline import Deadline
+from app.batching.admission import Deadline
+from app.batching.engine import Engine
 from app.http import openapi
 from app.http.context import RequestContext, Service, context_of
 from app.http.head import admit
 from app.http.invalid import parse
 from app.observability import tracing
 from app.tasks.schemas import Input
-from app.tasks.task import Question, Task, TaskResult, characters, encode_all, estimated_tokens
+from app.tasks.task import Question, Task, TaskResult, characters, encode_all
 from model.tokenizer import Encoding, Tokenizer
 from model.word_ids import MAX_QUICK_CHARACTERS, QUICK_CHARACTERS, QUICK_WORK
 
@@ -39,6 +39,8 @@ T = TypeVar("T")
 MAX_RESPONSE_BYTES = 2 * 1024 * 1024
 """A text with 510 masks and 100 predictions each would be repeated 51,000 times. A response of this size takes the
 event loop 50 ms."""
+_BUFFERED_BYTES = 64 * 1024
+"""Uvicorn buffers 64 KiB of any body, so a body of this size needs no reservation."""
 _UNWATCHED_SECONDS = 0.05
 """Time before the caller's connection is watched for a disconnect."""
 _NO_BODY = "the body did not arrive before the deadline; send a smaller one, or allow more time"
@@ -59,7 +61,7 @@ class Call:
     """Maximum seconds that the caller waits from now on."""
 
 
-Parse = Callable[[bytes, Headers, int], Any]
+Parse = Callable[[bytes, Mapping[bytes, str], int], Any]
 """Parses a body, given the request's headers and the maximum number of inputs. Raises errors of `app.errors`."""
 
 
@@ -111,8 +113,8 @@ class TaskRoute(APIRoute):
             **openapi.task(response, example, binary=binary),
         )
         self.task = task
-        self.binary = binary
-        self.app = self.answer
+        self._binary = binary
+        self.app = self.answer  # for paths that only FastAPI's router recognises, and for traced requests
         self._to_call = to_call
         self._parse = parse_body or (lambda body, _, max_inputs: parse(request, body, max_inputs))
 
@@ -120,22 +122,23 @@ class TaskRoute(APIRoute):
         """Respond to a request; an ASGI app. Raises errors of `app.errors`."""
         context = context_of(scope)
         service = context.service
-        deadline = context.deadline or admit(context, scope, binary=self.binary)  # unless the HTTP protocol did
+        headers = {name: str(value, "latin-1") for name, value in reversed(scope["headers"])}  # of several, the first
+        deadline, max_bytes = admit(context, headers, binary=self._binary)
         call: Call | None = None
         try:
-            async with asyncio.timeout(deadline.remaining) as timer:
-                body = await _read(receive, context)
-                call = self._to_call(self._parse(body, Headers(scope=scope), service.settings.max_client_batch))
+            async with asyncio.timeout_at(deadline.at) as timer:
+                body = await _read(receive, service, max_bytes)
+                call = self._to_call(self._parse(body, headers, service.settings.max_client_batch))
                 del body
                 if call.timeout is not None and call.timeout < deadline.remaining:
                     deadline = Deadline.after(call.timeout, from_client=True)
-                    timer.reschedule(asyncio.get_running_loop().time() + call.timeout)
+                    timer.reschedule(deadline.at)
                 result = await cancel_on_disconnect(receive, compute(context, self.task, call, deadline))
         except TimeoutError:
             if not timer.expired():
                 raise
             raise (errors.DeadlineExceededError() if call else errors.DeadlineExceededError(_NO_BODY)) from None
-        except errors.InputError as error:
+        except errors.LocatedError as error:
             if call is not None:
                 error.relocate(call.locate)
             raise
@@ -145,16 +148,16 @@ class TaskRoute(APIRoute):
         await response(scope, receive, send)
 
 
-async def _read(receive: Receive, context: RequestContext) -> bytes:
-    """Read the body.
+async def _read(receive: Receive, service: Service, max_bytes: int) -> bytes:
+    """Read the body, which its head declares to have `max_bytes` at most.
 
     Raises:
         TooManyBytesError: too many bytes are being uploaded.
         TooLargeError: the body exceeds the limit.
         CallerGoneError: the caller disconnected.
     """
-    limit, parts, size, more = context.service.settings.max_body_bytes, list[bytes](), 0, True
-    with context.service.uploads.reserve(context.body_bytes):
+    limit, parts, size, more = service.settings.max_body_bytes, list[bytes](), 0, True
+    with nullcontext() if max_bytes <= _BUFFERED_BYTES else service.uploads.reserve(max_bytes):
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -169,29 +172,25 @@ async def _read(receive: Receive, context: RequestContext) -> bytes:
 async def compute(context: RequestContext, task: Task, call: Call, deadline: Deadline) -> TaskResult:
     """Compute the results of a task. Raises errors of `app.errors`."""
     began = time.monotonic()
-    service = context.service
-    engine = service.lifecycle.loaded_engine()
+    engine = context.service.lifecycle.engine
     encoder, served = engine.model_with(task.head, task.name)
     question = task.question(served, call.inputs, **call.parameters)
-    longest = served.config.max_position_embeddings if question.needs_model else 0
-    request = engine.reserve([estimated_tokens(given, longest) for given in question.inputs], deadline)
+    query = question.query(await _encode(context.service.threads, engine, question))
+    if (size := question.response_bytes(query)) > MAX_RESPONSE_BYTES:
+        raise errors.TooLargeError(
+            f"the answer would have {size} bytes, more than {MAX_RESPONSE_BYTES}; {question.split_advice}"
+        )
     try:
-        query = question.query(await _encode(service, question))
-        if (size := question.response_bytes(query)) > MAX_RESPONSE_BYTES:
-            raise errors.TooLargeError(
-                f"the answer would have {size} bytes, more than {MAX_RESPONSE_BYTES}; {question.split_advice}"
-            )
-        outputs = await engine.compute(request, encoder, query) if question.needs_model else []
+        outputs = await engine.compute(query, encoder, deadline) if question.needs_model else []
     finally:
-        engine.release(request)
-        context.computation_started = request.started < time.monotonic()
+        context.computation_started = query.started < time.monotonic()
     done = time.monotonic()
-    submitted, started = request.submitted or done, min(request.started, done)
+    submitted, started = query.submitted or done, min(query.started, done)
     stages = {"tokenize": submitted - began, "queue": started - submitted, "inference": done - started}
     return TaskResult(served.name, question.results(query, outputs), sum(query.lengths), stages)
 
 
-async def _encode(service: Service, question: Question) -> list[Encoding]:
+async def _encode(threads: Executor, engine: Engine, question: Question) -> list[Encoding]:
     """Tokenize the inputs: on the event loop if that is quick, otherwise in a thread. Handing a sentence to a thread
     would cost the loop as much as tokenizing it."""
     size = sum(map(characters, question.inputs))
@@ -207,10 +206,11 @@ async def _encode(service: Service, question: Question) -> list[Encoding]:
             raise CancelledError
 
     encode = partial(encode_all, question, check_cancelled)
-    try:
-        return await asyncio.get_running_loop().run_in_executor(service.threads, encode)
-    finally:
-        has_ended.set()
+    with engine.tokenizing([characters(given) * question.needs_model for given in question.inputs]):
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, encode)
+        finally:
+            has_ended.set()
 
 
 class _MuchWorkError(Exception):
@@ -237,8 +237,9 @@ def _respond(service: Service, task: Task, result: TaskResult, call: Call) -> Re
     answer = call.write(result)
     if not isinstance(answer, Response):
         answer = Response(to_json(answer), media_type="application/json")
-    answer.headers["Server-Timing"] = ", ".join(
-        f"{name};dur={seconds * 1000:.3f}" for name, seconds in result.stages.items()
+    tokenize, queue, inference = result.stages.values()
+    answer.headers["Server-Timing"] = (
+        f"tokenize;dur={tokenize * 1000:.3f}, queue;dur={queue * 1000:.3f}, inference;dur={inference * 1000:.3f}"
     )
     return answer
 

@@ -129,7 +129,7 @@ def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
     # The misspelt field comes before the missing one that it explains.
     details.sort(key=lambda detail: (detail["type"], detail["loc"]) == ("missing", ("inputs",)))
     details = details[: errors.MAX_FAULTS]
-    raise errors.InvalidRequestError([errors.FieldError(_message(d, schema), _loc(d)) for d in details]) from None
+    raise errors.InvalidRequestError([errors.Fault(_message(d, schema), _loc(d)) for d in details]) from None
 
 
 def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:

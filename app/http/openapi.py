@@ -106,7 +106,7 @@ def _refusal(status: int) -> dict[str, Any]:
     example = _EXAMPLES[status]
     kinds = [kind for error, kind in problems.PROBLEM_TYPES.items() if kind.status == status and error != status]
     if status == 503:
-        kinds = [replace(kinds[0], code="`, `".join(problems.UNAVAILABLE_CODES))]
+        kinds = [replace(kinds[0], code="`, `".join(errors.UNAVAILABLE_STATUSES))]
     body = json.loads(bytes(problems.problem_response(example, _EXAMPLE_ID).body))
     schema = {"$ref": "#/components/schemas/Problem"}
     return {

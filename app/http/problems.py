@@ -89,9 +89,6 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     errors.DeadlineUnreachableError: ProblemType(504, "deadline_unreachable", "The deadline cannot be met"),
 }
 
-UNAVAILABLE_CODES = ("loading", "reloading", "stalled", "draining", "stopped", "broken", "too_many_connections")
-"""Codes that replace `unavailable`, depending on the status."""
-
 
 def problem_type(error: Exception) -> ProblemType:
     """The type of an error; the internal error for any exception that `app` does not raise on purpose."""
@@ -136,12 +133,11 @@ def problem_response(error: Exception, request_id: str, paths: Sequence[str] = (
         "error": detail,
         "errors": [{"message": shorten(fault.message), "loc": list(fault.loc)} for fault in _field_errors(error)],
     }
-    headers = _headers(error) | {"X-Request-ID": request_id}
-    return Response(to_json(body), kind.status, headers=headers, media_type=MEDIA_TYPE)
+    return Response(to_json(body), kind.status, headers=_headers(error), media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Respond to unknown paths and methods. `application.answer_errors` handles all other errors."""
+    """Respond to unknown paths and methods. `application.respond` handles all other errors."""
 
     async def handle(request: Request, error: Exception) -> Response:
         return error_response(error, context_of(request.scope))
@@ -159,11 +155,11 @@ def _detail(error: Exception, problem: ProblemType, paths: Sequence[str]) -> str
     return str(error)
 
 
-def _field_errors(error: Exception) -> list[errors.FieldError]:
+def _field_errors(error: Exception) -> list[errors.Fault]:
     if isinstance(error, errors.InvalidRequestError):
         return error.errors
-    if isinstance(error, errors.InputError):
-        return [errors.FieldError(str(fault), loc) for fault, loc in error.faults]
+    if isinstance(error, errors.LocatedError):
+        return [errors.Fault(str(fault), loc) for fault, loc in error.faults]
     return []
 
 

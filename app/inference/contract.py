@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from app.errors import BackendDiedError
+from app.errors import BackendDiedError, InferenceError
 from model.config import BertConfig
 from model.inference.cpu_features import available_cpus
 from model.tokenizer import Encoding, Tokenizer
@@ -34,9 +38,21 @@ class Kind(IntEnum):
     """The most probable words at each mask."""
 
 
+class Words(NamedTuple):
+    """The words for the masks of an input: mask after mask, `top_k` words each, highest score first."""
+
+    scores: list[float]
+    token_ids: list[int]
+
+
+ModelOutput = list[float] | Words
+"""The model's output for an input: a score for each label, in the order of their ids; or words."""
+
+
 @dataclass(slots=True, eq=False)
 class Query:
-    """The tokenized inputs of one request, and the kind of output that each needs."""
+    """The tokenized inputs of one request: the kind of output that each needs, their progress, and their outputs. Times
+    are `time.monotonic()`."""
 
     kind: Kind
     encodings: list[Encoding]
@@ -50,9 +66,39 @@ class Query:
     """Words: the only token ids to score; empty for the whole vocabulary."""
     lengths: array[int] = field(init=False)
     """Tokens of each input."""
+    ends: list[int] = field(init=False)
+    """Cumulative tokens, up to each input."""
+    encoder: str = ""
+    """Name of the encoder; only its inputs share a batch."""
+    deadline: float = math.inf
+    """When the caller stops waiting."""
+    taken: int = 0
+    """Number of inputs that wait no longer, because they are in a batch or the request has ended."""
+    submitted: float = 0.0
+    """When it was queued."""
+    started: float = math.inf
+    """When its first input was taken."""
+    outputs: list[ModelOutput] = field(init=False)
+    uncomputed: int = field(init=False)
+    """Number of inputs without an output."""
+    future: asyncio.Future[None] | None = None
+    """Done when all outputs are there, or with an error. None before the query is queued, and after it has ended."""
 
     def __post_init__(self) -> None:
         self.lengths = array("i", map(len, self.encodings))
+        self.ends = list(accumulate(self.lengths))
+        self.uncomputed = len(self.lengths)
+        self.outputs = [[]] * self.uncomputed
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the inputs that wait."""
+        return self.ends[-1] - (self.ends[self.taken - 1] if self.taken else 0)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the outputs are of no use any more."""
+        return self.future is None or self.future.done() or self.deadline <= time.monotonic()
 
 
 class Part(NamedTuple):
@@ -67,24 +113,19 @@ class Part(NamedTuple):
         """Number of inputs."""
         return self.stop - self.start
 
-
-class Words(NamedTuple):
-    """The words for the masks of an input: mask after mask, `top_k` words each, highest score first."""
-
-    scores: list[float]
-    token_ids: list[int]
-
-
-ModelOutput = list[float] | Words
-"""The model's output for an input: a score for each label, in the order of their ids; or words."""
+    @property
+    def tokens(self) -> int:
+        """Tokens of all inputs."""
+        ends = self.query.ends
+        return ends[self.stop - 1] - (ends[self.start - 1] if self.start else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """The outputs of a batch, and the time that it took."""
 
-    outputs: Sequence[Sequence[ModelOutput | Exception]]
-    """Outputs of each part, in the order of its inputs. An exception in place of an output concerns only that input."""
+    outputs: Sequence[list[ModelOutput] | InferenceError]
+    """Outputs of each part, in the order of its inputs; or the error of one of its inputs."""
     seconds: float
     """Time that the inference process took, without the delays of the event loop."""
 
@@ -172,6 +213,7 @@ class Backend(Protocol):
         Raises:
             OutOfMemoryError: the batch does not fit into memory; fewer inputs may.
             ProcessDiedError: the process ended during this batch. Another one is started.
+            UnavailableError: the last process ended before it got this batch.
             BackendDiedError: no further batch can succeed.
         """
 

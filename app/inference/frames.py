@@ -1,6 +1,6 @@
 """Serializes batches and replies between the processes as flat arrays, without lists of numbers and without torch.
 
-A batch is int32: a header, four numbers for each part, then `lengths`, `seconds` and `counts` of each input, the
+A batch is int32: a header, four numbers for each part, then `lengths`, `pair_starts` and `counts` of each input, the
 positions of the outputs, the targets, the token ids. The reply is the seconds in float64, then float32: for each part,
 the rows of its inputs end to end. A part with words has the scores, then their token ids as int32 in the same bytes.
 """
@@ -13,10 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from math import isfinite
+from operator import attrgetter
+from typing import Any
 
 from app.errors import InferenceError
-from app.inference.contract import Kind, ModelOutput, Part, Query, Words
+from app.inference.contract import BatchResult, Kind, ModelOutput, Part, Words
 
+HEADER_BYTES = 8
+"""Length of the header of each message, which is the body's length. Batches and scores are arrays, all other messages
+are pickles."""
 _HEAD, _PART = 5, 4
 _SECONDS = struct.Struct("<d")
 _NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=float32 may mend it"
@@ -43,7 +48,7 @@ class Batch:
     parts: list[PartOfBatch]
     lengths: memoryview
     """(inputs,) tokens."""
-    seconds: memoryview
+    pair_starts: memoryview
     """(inputs,) index of the first token of the second type."""
     counts: memoryview
     """(inputs,) number of positions whose hidden state is used: the masks, or [CLS]."""
@@ -53,16 +58,22 @@ class Batch:
     """(tokens,)"""
 
 
+def frame(body: bytes) -> bytes:
+    """A message with its header."""
+    return len(body).to_bytes(HEADER_BYTES, "little") + body
+
+
 def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> bytes:
     """Serialize a batch."""
-    head = array("i", (encoder, alone, len(parts), sum(part.inputs for part in parts)))
-    lengths, seconds, counts, positions, targets = (array("i") for _ in range(5))
+    head = array("i", (encoder, alone, len(parts)))
+    table, lengths, pair_starts, counts = array("i"), array("i"), array("i"), array("i")
+    positions, targets = array("i"), array("i")
     ids: list[array[int]] = []
     for query, start, stop in parts:
         encodings = query.encodings[start:stop]
-        head.extend((stop - start, query.kind, query.top_k, len(query.targets)))
+        table.extend((stop - start, query.kind, query.top_k, len(query.targets)))
         lengths.extend(query.lengths[start:stop])
-        seconds.extend([encoding.second for encoding in encodings])
+        pair_starts.extend(map(attrgetter("second"), encodings))
         if query.kind is Kind.WORDS:
             counts.extend(map(len, query.masks[start:stop]))
             positions.extend(chain.from_iterable(query.masks[start:stop]))
@@ -70,9 +81,9 @@ def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> 
         else:
             counts.extend([1] * (stop - start))
             positions.extend([0] * (stop - start))
-        ids += [encoding.ids for encoding in encodings]
-    head.insert(_HEAD - 1, len(positions))
-    return b"".join((head, lengths, seconds, counts, positions, targets, *ids))
+        ids.extend(map(attrgetter("ids"), encodings))
+    head.extend((len(lengths), len(positions)))
+    return b"".join((head, table, lengths, pair_starts, counts, positions, targets, *ids))
 
 
 def read_batch(frame: bytes | bytearray) -> Batch:
@@ -87,11 +98,11 @@ def read_batch(frame: bytes | bytearray) -> Batch:
         at += size
         return data[at - size : at]
 
-    lengths, seconds, counts, positions = take(inputs), take(inputs), take(inputs), take(outputs)
+    lengths, pair_starts, counts, positions = take(inputs), take(inputs), take(inputs), take(outputs)
     parts = [
         PartOfBatch(table[i], Kind(table[i + 1]), table[i + 2], take(table[i + 3])) for i in range(0, len(table), _PART)
     ]
-    return Batch(encoder, bool(alone), parts, lengths, seconds, counts, positions, data[at:])
+    return Batch(encoder, bool(alone), parts, lengths, pair_starts, counts, positions, data[at:])
 
 
 def write_scores(seconds: float, scores: bytes) -> bytes:
@@ -99,40 +110,28 @@ def write_scores(seconds: float, scores: bytes) -> bytes:
     return _SECONDS.pack(seconds) + scores
 
 
-def read_scores(parts: Sequence[Part], frame: bytes) -> tuple[float, list[list[ModelOutput | Exception]]]:
-    """Read the seconds that a batch took, and the outputs of each part's inputs. An input whose scores are not finite
-    gets an error."""
+def read_scores(parts: Sequence[Part], frame: bytes) -> BatchResult:
+    """Read the reply to a batch. A part with an input whose scores are not finite has the error of that input."""
     data = memoryview(frame)[_SECONDS.size :]
     floats: memoryview[float] = data.cast("f")
     ints: memoryview[int] = data.cast("i")
     at = 0
-    found: list[list[ModelOutput | Exception]] = []
+    found: list[list[ModelOutput] | InferenceError] = []
     for query, start, stop in parts:
         if query.kind is Kind.WORDS:
-            outputs, at = _words(query, start, stop, floats, ints, at)
-            found.append([words if _is_finite(words.scores) else InferenceError(_NOT_FINITE) for words in outputs])
-            continue
-        first, at = at, at + query.labels * (stop - start)
-        scores = list[float](floats[first:at])
-        rows = [scores[i : i + query.labels] for i in range(0, len(scores), query.labels)]
-        if _is_finite(scores):
-            found.append(rows)  # type: ignore[arg-type]  # none of them is an error
+            edges = list(accumulate((len(masks) * query.top_k for masks in query.masks[start:stop]), initial=0))
         else:
-            found.append([row if _is_finite(row) else InferenceError(_NOT_FINITE) for row in rows])
-    return _SECONDS.unpack_from(frame)[0], found
-
-
-def _words(
-    query: Query, start: int, stop: int, floats: memoryview[float], ints: memoryview[int], at: int
-) -> tuple[list[Words], int]:
-    """The words for the inputs of a part whose scores begin at `at`; and the beginning of the next part's."""
-    edges = list(accumulate((len(masks) * query.top_k for masks in query.masks[start:stop]), initial=0))
-    middle, end = at + edges[-1], at + 2 * edges[-1]
-    scores = list[float](floats[at:middle])
-    ids = ints[middle:end].tolist()
-    return [Words(scores[a:b], ids[a:b]) for a, b in pairwise(edges)], end
-
-
-def _is_finite(scores: Sequence[float]) -> bool:
-    """Whether all scores are finite: float32 values cannot overflow in a float64 sum."""
-    return isfinite(sum(scores))
+            edges = list(range(0, query.labels * (stop - start + 1), query.labels))
+        first, at = at, at + edges[-1]
+        scores = list[float](floats[first:at])
+        outputs: list[Any] = [scores[a:b] for a, b in pairwise(edges)]
+        if not isfinite(sum(scores)):  # float32 values cannot overflow in a float64 sum
+            index = next(i for i, own in enumerate(outputs) if not isfinite(sum(own)))
+            found.append(InferenceError(_NOT_FINITE, start + index))
+        elif query.kind is Kind.WORDS:
+            ids = ints[at : at + edges[-1]].tolist()
+            found.append([Words(own, ids[a:b]) for own, (a, b) in zip(outputs, pairwise(edges), strict=True)])
+        else:
+            found.append(outputs)
+        at += edges[-1] * (query.kind is Kind.WORDS)
+    return BatchResult(found, _SECONDS.unpack_from(frame)[0])

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from app.errors import BackendDiedError
 from app.inference.contract import BackendConfig, BackendInfo
-from app.inference.frames import read_batch, write_scores
+from app.inference.frames import HEADER_BYTES, frame, read_batch, write_scores
 
 if TYPE_CHECKING:
     from app.inference.torch_backend import TorchBackend
@@ -40,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-HEADER_BYTES = 8
-"""Length of the header of each message, which is the body's length. Batches are arrays (see `app.inference.frames`),
-all other messages are pickles."""
 NUMBER_BYTES = 4
 """Length of the inference process's number, which the fork server receives with a connection."""
 PICKLABLE_PACKAGES = frozenset({"app", "model", "builtins"})
@@ -59,11 +56,6 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _THREADS = Path("/proc/self/task")
 _THREAD_END_SECONDS = 5.0
 """Time for threads to end before a fork. A library may have started one that never ends."""
-
-
-def frame(body: bytes) -> bytes:
-    """A message with its header."""
-    return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
 def pickled(message: Any) -> bytes:

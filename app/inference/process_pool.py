@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from app.errors import BackendDiedError, ProcessDiedError
+from app.errors import BackendDiedError, ProcessDiedError, UnavailableError
 from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Part
 from app.inference.frames import read_scores, write_batch
 from app.inference.processes import ForkServer, InferenceProcess
@@ -72,7 +72,7 @@ class ProcessPool:
             raise BackendDiedError(str(self._error))
         free = [number for number, process in self._processes.items() if len(process.replies) < self.info.in_flight]
         if not free:  # the process that it was meant for has just ended
-            raise ProcessDiedError
+            raise UnavailableError("loading", retry_after=1)
         number = min(free)
         alone = number == 0 and len(parts) == parts[0].inputs == 1 and len(free) == self.info.processes
         batch = write_batch(list(self.info.models).index(encoder), parts, alone=alone)
@@ -83,9 +83,9 @@ class ProcessPool:
             if self._error is not None:
                 raise BackendDiedError(str(self._error)) from None
             raise
-        seconds, outputs = read_scores(parts, reply)
-        process.computed_seconds += seconds
-        return BatchResult(outputs, seconds)
+        result = read_scores(parts, reply)
+        process.computed_seconds += result.seconds
+        return result
 
     async def aclose(self) -> None:
         """Kill the processes, and wait for their end."""

@@ -18,7 +18,8 @@ from typing import Any
 
 from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.contract import BackendConfig, BackendInfo
-from app.inference.process_main import HEADER_BYTES, NUMBER_BYTES, explain_exit, frame, run_fork_server
+from app.inference.frames import HEADER_BYTES, frame
+from app.inference.process_main import NUMBER_BYTES, explain_exit, run_fork_server
 
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU}
 """Signals of a terminal are meant for the HTTP process, which needs the other processes while it drains. SIGTTOU would

@@ -249,13 +249,13 @@ def _trial(encoder: int, head: Head, ids: list[int], count: int = 1) -> Batch:
 def _packed(batch: Batch) -> tuple[PackedBatch, Tensor]:
     """The batch with the shortest input first, because neighbours share padding. Also the index of each of its outputs
     in the original batch: (num_outputs,)."""
-    lengths, seconds, counts, positions, ids = (
+    lengths, pair_starts, counts, positions, ids = (
         np.frombuffer(part, np.int32)
-        for part in (batch.lengths, batch.seconds, batch.counts, batch.positions, batch.ids)
+        for part in (batch.lengths, batch.pair_starts, batch.counts, batch.positions, batch.ids)
     )
     order = lengths.argsort(kind="stable")
     tokens, outputs = (ranges(starts_of(sizes)[order], sizes[order]) for sizes in (lengths, counts))
-    packed = PackedBatch.from_arrays(ids[tokens], lengths[order], seconds[order], positions[outputs], counts[order])
+    packed = PackedBatch.from_arrays(ids[tokens], lengths[order], pair_starts[order], positions[outputs], counts[order])
     return packed, torch.from_numpy(outputs.argsort())
 
 

@@ -12,7 +12,7 @@ import re
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 _RENAMED = b"\r\nX-grade"
 """The new name is as long as the old one, so that no length changes if a body is among the bytes."""
-RAW_BODY_HEADERS = (b"transfer-encoding", b"inference-header-content-length")
+RAW_BODY_HEADERS = frozenset((b"transfer-encoding", b"inference-header-content-length"))
 """Headers that show that a body may not be JSON as a whole: it is chunked, or binary tensors follow the JSON."""
 _RAW_BODY = re.compile(b"|".join(RAW_BODY_HEADERS), re.IGNORECASE)
 _UNFINISHED = re.compile(rb"\r(\n(\r|u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)

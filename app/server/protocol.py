@@ -1,5 +1,4 @@
-"""uvicorn's httptools protocol with read and write timeouts, limits on the request head and on pipelining, and early
-refusals."""
+"""uvicorn's httptools protocol with read and write timeouts, and limits on the request head and on pipelining."""
 
 from __future__ import annotations
 
@@ -13,9 +12,7 @@ import uvicorn
 from fastapi import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.http.context import CONTEXT, RequestContext, Service, logs_requests
-from app.http.head import refuse_early
-from app.observability import tracing
+from app.http.context import CONTEXT, RequestContext, Service
 from app.server import file_limits
 from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
 
@@ -40,9 +37,6 @@ WARNING_SECONDS = 60.0
 MAX_IDLE_SURPLUS_SECONDS = 5
 """Seconds until an idle connection above the limit is closed."""
 
-_ANSWERED_CYCLE: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
-"""A stand-in for uvicorn's cycle that tells it that a request is answered."""
-
 
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with bounds on each connection, because uvicorn has no such timeouts (uvicorn issue 157).
@@ -63,8 +57,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._service: Service = config.app.service  # type: ignore[union-attr]
-        # At the level debug, each request is logged, and uvicorn sets the path only for the app.
-        self._app_sees_refusals = logs_requests() or tracing.enabled()
         timeout_ms: int = self._service.settings.request_timeout_ms
         self._timeout = max(timeout_ms / 1000, MIN_TIMEOUT_SECONDS)
         self._max_connections = file_limits.max_connections(self._service.settings.max_connections, SPARE_CONNECTIONS)
@@ -189,30 +181,21 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Refuse the request, or pass it to the app."""
+        """Pass the request to the app, which also reads the body."""
         self._in_head = False
-        self._raw_body = any(name in RAW_BODY_HEADERS for name, _ in self.headers)
+        self._raw_body = not RAW_BODY_HEADERS.isdisjoint(dict(self.headers))
         self._stop_read_timeout()
         if len(self.pipeline) >= MAX_PIPELINED:
             self._close_at_once()
             return
         context = RequestContext(self._service, self._is_surplus, self.pipeline)
-        response = refuse_early(context, self.url, self.scope) if self._can_refuse() else None  # type: ignore[arg-type]
-        if response is None:
-            self._unset_keepalive_if_required()  # set if an earlier request of the same packet was refused
-            self.scope[CONTEXT] = context  # type: ignore[literal-required]
-            try:
-                super().on_headers_complete()
-            except Exception:  # httptools cannot split the target; this answer closes the connection
-                self.url, self.app = b"/", Response(status_code=400, headers={"Connection": "close"})
-                super().on_headers_complete()
-            self.cycle.transport = self._cycle_transport
-            return
-        self.cycle = _ANSWERED_CYCLE
-        self._write(response)
-        context.status = response.status_code
-        context.finish(self.scope)  # type: ignore[arg-type]
-        self.on_response_complete()
+        self.scope[CONTEXT] = context  # type: ignore[literal-required]
+        try:
+            super().on_headers_complete()
+        except Exception:  # httptools cannot split the target; this answer closes the connection
+            self.url, self.app = b"/", Response(status_code=400, headers={"Connection": "close"})
+            super().on_headers_complete()
+        self.cycle.transport = self._cycle_transport
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running_cycle = cycle
@@ -258,19 +241,6 @@ class BoundedProtocol(HttpToolsProtocol):
         headers = (*self.server_state.default_headers, *response.raw_headers)
         head = b"".join(b"%s: %s\r\n" % header for header in headers)
         self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
-
-    def _can_refuse(self) -> bool:
-        """Whether this request can be refused here, before the app sees it."""
-        return (
-            not self._app_sees_refusals
-            and not self._is_surplus
-            and self.parser.get_method() == b"POST"
-            and self.parser.get_http_version() == "1.1"
-            and self.parser.should_keep_alive()
-            and (self.cycle is None or self.cycle.response_complete)
-            and self.timeout_keep_alive_task is None  # only one per packet: thousands would block the event loop
-            and not self.flow.write_paused
-        )
 
     def _is_idle(self) -> bool:
         """Whether all requests have responses and none has begun."""

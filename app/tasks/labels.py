@@ -65,8 +65,7 @@ def label_question(
         truncation: see `Tokenizer.encode`; by default the checkpoint's.
         function_to_apply: `none` for logits as scores, or the checkpoint's own score function.
     """
-    computed = served.config.score_function
-    if function_to_apply not in (None, "none", computed):
+    if function_to_apply not in (None, "none") and function_to_apply != (computed := served.config.score_function):
         raise InvalidRequestError.at(
             f"the loaded checkpoint's scores are computed with {computed!r}, not {function_to_apply!r}; leave this out",
             *("parameters", "function_to_apply"),
@@ -125,5 +124,5 @@ class LabelQuestion(Question):
 
     def response_bytes(self, query: Query) -> int:
         """Estimate the bytes of the response from the number of labels."""
-        longest = max(len(label.encode()) for label in self.labels)
+        longest = max(map(len, map(str.encode, self.labels)))
         return len(query.encodings) * len(self.labels[: self.top_k]) * (PREDICTION_BYTES + longest)

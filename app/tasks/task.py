@@ -21,8 +21,6 @@ from model.tokenizer import Encoding
 
 PREDICTION_BYTES = 100
 """Estimated bytes of a prediction's or token's JSON, beside the text that it repeats."""
-_CHARACTERS_PER_TOKEN = 4
-"""A low estimate, for reserving room before a text is tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +113,6 @@ def reading(encoding: Encoding, unk_id: int) -> Reading:
 def characters(given: Input) -> int:
     """Characters of an input."""
     return len(given) if isinstance(given, str) else len(given.text) + len(given.text_pair)
-
-
-def estimated_tokens(given: Input, max_length: int) -> int:
-    """Estimate the tokens of an input; the estimate is low."""
-    return min(characters(given) // _CHARACTERS_PER_TOKEN, max_length)
 
 
 def encode_all(question: Question, check: Callable[[Input], object] = lambda _: None) -> list[Encoding]:

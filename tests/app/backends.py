@@ -25,10 +25,8 @@ class Asked(NamedTuple):
     encoding: Encoding
 
 
-def computed(
-    backend: TorchBackend, encoder: str, parts: Sequence[Part]
-) -> tuple[float, list[list[ModelOutput | Exception]]]:
-    """The seconds and the outputs of a batch, by the way that it takes to an inference process and back."""
+def computed(backend: TorchBackend, encoder: str, parts: Sequence[Part]) -> BatchResult:
+    """The outputs of a batch, by the way that it takes to an inference process and back."""
     began = time.perf_counter()
     batch = read_batch(bytearray(write_batch(list(backend.info.models).index(encoder), parts)))
     return read_scores(parts, write_scores(time.perf_counter() - began, backend.run(batch)))
@@ -62,12 +60,11 @@ class FakeBackend:
             raise self.load_error
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-        began = time.monotonic()
+        self.computing_since = began = time.monotonic()
         batch = [
             Asked(query.kind, encoding) for query, start, stop in parts for encoding in query.encodings[start:stop]
         ]
         self.batches.append(batch)
-        self.computing_since = began
         self.entered.release()
         try:
             await self._wait(self.gate)
@@ -118,8 +115,7 @@ class ThreadBackend:
         await asyncio.to_thread(self._backend.load)
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-        seconds, outputs = await asyncio.to_thread(computed, self._backend, encoder, parts)
-        return BatchResult(outputs, seconds)
+        return await asyncio.to_thread(computed, self._backend, encoder, parts)
 
     def kill_hung(self, seconds: float) -> None:
         pass
@@ -131,7 +127,7 @@ class ThreadBackend:
         pass
 
 
-def _outputs(part: Part) -> list[ModelOutput | Exception]:
+def _outputs(part: Part) -> list[ModelOutput]:
     query = part.query
     if query.kind is not Kind.WORDS:
         return [[0.25, 0.75] for _ in range(part.inputs)]

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 from prometheus_client.metrics_core import Metric
 from pydantic.fields import FieldInfo
 
-from app.http.problems import INTERNAL_ERROR, PROBLEM_TYPES, UNAVAILABLE_CODES
+from app.errors import UNAVAILABLE_STATUSES
+from app.http.problems import INTERNAL_ERROR, PROBLEM_TYPES
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 from benchmarks import results
@@ -39,7 +40,7 @@ def errors() -> str:
     }
     rows |= {
         (INTERNAL_ERROR.status, f"`{INTERNAL_ERROR.code}`", INTERNAL_ERROR.title),
-        (503, ", ".join(f"`{code}`" for code in UNAVAILABLE_CODES), "Service unavailable"),
+        (503, ", ".join(f"`{code}`" for code in UNAVAILABLE_STATUSES), "Service unavailable"),
     }
     return _table(("status", "code", "meaning"), sorted(rows))
 

@@ -28,7 +28,7 @@ def test_pages_ask_nothing_of_other_hosts(built: Path) -> None:
 def test_diagram_is_a_picture(built: Path) -> None:
     page = (built / "architecture" / "index.html").read_text(encoding="utf-8")
     assert '<figure class="diagram"' in page
-    assert "Waiting.take" in page
+    assert "FairQueue.take" in page
     assert "flowchart TD</" not in page
 
 

@@ -6,8 +6,7 @@ https://github.com/kserve/open-inference-protocol, and the binary tensor data ex
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, NotRequired
 
@@ -15,16 +14,14 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field, StrictBool, StrictInt
 from pydantic_core import to_json
-from starlette.datastructures import Headers
 from typing_extensions import TypeAliasType, TypedDict
 
 from app.errors import (
     MAX_FAULTS,
-    FieldError,
+    Fault,
     InvalidRequestError,
     Loc,
     TaskNotServedError,
-    UnavailableError,
 )
 from app.http import openapi, operations
 from app.http.context import Service, context_of
@@ -132,9 +129,9 @@ class InferResponse(TypedDict):
     outputs: list[OutputTensor]
 
 
-def _parse(body: bytes, headers: Headers, max_inputs: int) -> InferRequest:
+def _parse(body: bytes, headers: Mapping[bytes, str], max_inputs: int) -> InferRequest:
     """Parse the JSON at the beginning of a body, and the data of the binary tensors after it."""
-    given = headers.get(_HEADER_LENGTH, str(len(body))).strip()
+    given = headers.get(_HEADER_LENGTH.lower().encode(), str(len(body))).strip()
     if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= len(body)):
         raise _invalid(f"must be the bytes of the JSON, at most {len(body)}", "header", _HEADER_LENGTH)
     end = int(given)
@@ -207,7 +204,7 @@ def _inputs(body: InferRequest, task: Task) -> Sequence[Input]:
     if task.results == "words":
         masks = ((i, text.count(MASK)) for i, text in enumerate(texts))
         several = [
-            FieldError(f"text {i} has {count} masks, this model takes one; see /fill-mask", ("inputs", 0, "data", i))
+            Fault(f"text {i} has {count} masks, this model takes one; see /fill-mask", ("inputs", 0, "data", i))
             for i, count in masks
             if count > 1
         ]
@@ -366,8 +363,8 @@ async def metadata(model: str, request: Request) -> ModelMetadata:
     """The tensors of a model. `text_pair` is optional for models that take either."""
     service = _service(request)
     task = _task(model, service)
-    with suppress(UnavailableError):  # also while loading
-        service.lifecycle.loaded_engine().model_with(task.head, task.name)
+    if service.lifecycle.has_loaded:
+        service.lifecycle.engine.model_with(task.head, task.name)
     return _metadata(task)
 
 
@@ -390,7 +387,7 @@ async def model_ready(model: str, request: Request) -> ModelReady:
     service = _service(request)
     task = _task(model, service)
     await operations.ready(request)
-    service.lifecycle.loaded_engine().model_with(task.head, task.name)
+    service.lifecycle.engine.model_with(task.head, task.name)
     return {"name": model, "ready": True}
 
 

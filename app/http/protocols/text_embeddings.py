@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag
 from pydantic.json_schema import SkipJsonSchema
-from starlette.datastructures import Headers
 from typing_extensions import TypeAliasType, TypedDict
 
+from app.batching.admission import CHARACTERS_PER_TOKEN
 from app.errors import Loc, TooLargeError
 from app.http.handle import MAX_RESPONSE_BYTES, Call, TaskRoute
 from app.http.invalid import check_inputs, parse
@@ -36,8 +36,6 @@ from model.tokenizer import Encoding
 
 TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
 
-_CHARACTERS_PER_TOKEN = 4
-"""A low estimate for usual texts."""
 _KEPT_ENDS = {None: None, "right": "head", "left": "tail"}
 
 TextList = TypeAliasType("TextList", Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)])
@@ -119,7 +117,7 @@ class TextToken(TypedDict):
     """Index after its last character; null if it was added."""
 
 
-def _parse(body: bytes, _: Headers, max_inputs: int) -> PredictRequest:
+def _parse(body: bytes, _: Mapping[bytes, str], max_inputs: int) -> PredictRequest:
     asked = parse(PredictRequest, body, max(max_inputs, 2))  # a pair is a list of two
     check_inputs(len(asked.inputs) if _is_batch(asked) else 1, max_inputs)
     return asked
@@ -166,7 +164,7 @@ def tokenize(body: TokenizeRequest) -> Call:
 
 def tokenize_question(served: ServedModel, inputs: Sequence[Input]) -> TokenizeQuestion:
     """Make the question from a request. Raises TooLargeError if the response to so long texts could be too large."""
-    size, most = sum(len(str(text)) for text in inputs), MAX_RESPONSE_BYTES // PREDICTION_BYTES * _CHARACTERS_PER_TOKEN
+    size, most = sum(len(str(text)) for text in inputs), MAX_RESPONSE_BYTES // PREDICTION_BYTES * CHARACTERS_PER_TOKEN
     if size > most:
         raise TooLargeError(
             f"the texts have {size} characters, a request may have {most}; {TokenizeQuestion.split_advice}"

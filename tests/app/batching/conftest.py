@@ -20,6 +20,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of deadlines, engines and the lifecycle. The event loop keeps the real one."""
     clock = Clock()
-    for module in ("deadline", "engine", "lifecycle"):
-        monkeypatch.setattr(f"app.batching.{module}.time", clock)
+    batching = [f"app.batching.{module}" for module in ("admission", "engine", "lifecycle")]
+    for module in (*batching, "app.inference.contract", "tests.app.backends"):
+        monkeypatch.setattr(f"{module}.time", clock)
     return clock

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from app.batching.deadline import Deadline
+from app.batching.admission import Deadline
 from app.batching.engine import Engine
-from app.batching.fair_queue import QueuedRequest
 from app.batching.throughput import Throughput, ThroughputPolicy
 from app.errors import (
     BackendDiedError,
@@ -30,25 +29,18 @@ from app.errors import (
     TooLargeError,
     UnavailableError,
 )
-from app.inference.contract import BackendInfo, BatchResult, Head, Part, ServedModel
+from app.inference.contract import BackendInfo, BatchResult, Head, Kind, Part, Query, ServedModel
 from app.observability.metrics import Metrics
 from app.settings import Settings
+from model import Encoding
 from tests.app.waiting import until
 
 PATIENCE = 30
 
 
-@dataclass(eq=False)
-class Numbers:
-    """In place of a query: the inputs are numbers."""
-
-    items: Sequence[int]
-    lengths: array[int]
-
-
 def numbers_of(parts: Sequence[Part]) -> list[int]:
-    """The inputs of a batch."""
-    return [item for query, start, stop in parts for item in query.items[start:stop]]  # type: ignore[attr-defined]
+    """The inputs of a batch, which are numbers: each token of an input has it as its id."""
+    return [encoding.ids[0] for query, start, stop in parts for encoding in query.encodings[start:stop]]
 
 
 def result_of(parts: Sequence[Part], outputs: Sequence[object], seconds: float = 0.001) -> BatchResult:
@@ -75,8 +67,8 @@ class DoublingBackend:
     """Released each time a batch has arrived, before it waits at the gate."""
     fault: Callable[[list[int]], BaseException | None] = lambda _: None
     load_error: Exception | None = None
-    is_closed: bool = False
     ended_processes: int = 0
+    is_closed: bool = False
     computing_since: float | None = None
 
     @property
@@ -148,8 +140,9 @@ def soon() -> Deadline:
     return Deadline.after(PATIENCE)
 
 
-def numbers(*items: int, tokens: int = 10) -> Any:
-    return Numbers(items, array("i", [tokens] * len(items)))
+def numbers(*items: int, tokens: int = 10) -> Query:
+    encodings = [Encoding(array("i", [item] * tokens), tokens, [], truncated=False) for item in items]
+    return Query(Kind.PROBABILITIES, encodings)
 
 
 async def ask(
@@ -160,19 +153,8 @@ async def ask(
     seconds: float = PATIENCE,
     own: bool = False,
 ) -> list[Any]:
-    request = engine.reserve([tokens] * len(items), Deadline.after(seconds, from_client=own))
-    return await compute(engine, request, *items, encoder=encoder, tokens=tokens)
-
-
-async def compute(
-    engine: Engine, request: QueuedRequest, *items: int, encoder: str = "a", tokens: int = 10
-) -> list[Any]:
-    """Compute what was reserved, and release it."""
-    try:
-        async with asyncio.timeout(PATIENCE):  # a test that fails ends
-            return await engine.compute(request, encoder, numbers(*items, tokens=tokens))
-    finally:
-        engine.release(request)
+    async with asyncio.timeout(PATIENCE):  # a test that fails ends
+        return await engine.compute(numbers(*items, tokens=tokens), encoder, Deadline.after(seconds, from_client=own))
 
 
 async def start(
@@ -228,9 +210,7 @@ async def test_engine_encoders_do_not_mix_and_take_turns(backend: DoublingBacken
 async def test_engine_that_has_not_loaded_refuses_requests(backend: DoublingBackend) -> None:
     engine = Engine(backend, Settings(), Metrics())
     with pytest.raises(UnavailableError):
-        engine.reserve([10], soon())
-    with pytest.raises(UnavailableError):
-        engine.check_head(100, soon())
+        await ask(engine, 1)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(0, 1_560_000), (1000, 1000)], ids=["derived", "set"])
@@ -315,25 +295,19 @@ async def test_engine_request_whose_input_fails_leaves_the_queue(backend: Doubli
     assert [items for _, items in backend.batches] == [[1], [60]]
 
 
-async def test_engine_exception_in_place_of_an_output_reaches_only_its_caller() -> None:
+async def test_engine_error_in_place_of_outputs_reaches_only_its_caller() -> None:
     class Picky(DoublingBackend):
         async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-            return result_of(parts, [InferenceError("odd") if item % 2 else item for item in numbers_of(parts)])
+            found = [
+                InferenceError("odd", part.start) if item % 2 else [[item]]
+                for part, item in zip(parts, numbers_of(parts), strict=True)
+            ]
+            return BatchResult(found, 0.001)
 
     async with running(Picky()) as engine:
         good, bad = await asyncio.gather(ask(engine, 2), ask(engine, 3), return_exceptions=True)
-    assert good == [2]
+    assert good == [[2]]
     assert isinstance(bad, InferenceError)
-
-
-async def test_engine_wrong_number_of_outputs_is_an_error() -> None:
-    class Forgetful(DoublingBackend):
-        async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-            return BatchResult([], 0.0)
-
-    async with running(Forgetful()) as engine:
-        with pytest.raises(InferenceError):
-            await ask(engine, 1)
 
 
 async def test_engine_out_of_memory_splits_the_batch_and_lowers_the_limit(backend: DoublingBackend) -> None:
@@ -352,8 +326,9 @@ async def test_engine_moment_without_memory_does_not_make_batches_tiny(backend: 
     failures = iter([OutOfMemoryError() for _ in range(4)])  # 8, 4, 2 and 1 items; then memory is free again
     backend.fault = lambda _: next(failures, None)
     async with running(backend) as engine:
-        with pytest.raises(InferenceError):
-            await ask(engine, 1, 2, 3, 4, 5, 6, 7, 8)
+        first, second = await asyncio.gather(ask(engine, 1, 2, 3, 4), ask(engine, 5, 6, 7, 8), return_exceptions=True)
+        assert isinstance(first, InferenceError)
+        assert second == [10, 12, 14, 16]
         assert engine.throughput.batch_tokens == 40, "the second half had room as a whole"
 
 
@@ -372,14 +347,15 @@ async def test_engine_failed_request_is_in_no_reference_cycle(
     """After gc.freeze() a cycle is never collected, and it would hold all texts of the request."""
     monkeypatch.setattr("app.batching.engine.logger.exception", lambda *_: None)  # pytest would keep its frames
 
-    async def fail() -> weakref.ref[Numbers]:
-        query, request = numbers(1), engine.reserve([10], soon())
+    class Referable(Query):
+        __slots__ = ("__weakref__",)
+
+    async def fail() -> weakref.ref[Query]:
+        query = Referable(Kind.PROBABILITIES, numbers(1).encodings)
         try:
-            await engine.compute(request, "a", query)
+            await engine.compute(query, "a", soon())
         except InferenceError:
             return weakref.ref(query)
-        finally:
-            engine.release(request)
         raise AssertionError
 
     backend.fault = lambda _: ValueError()
@@ -428,17 +404,6 @@ async def test_engine_deadline_that_has_passed_is_refused_at_once(backend: Doubl
     async with running(backend) as engine:
         with pytest.raises(DeadlineExceededError):
             await ask(engine, 1, seconds=-1)
-    assert backend.batches == []
-
-
-async def test_engine_deadline_that_passes_during_tokenization_is_exceeded(
-    backend: DoublingBackend, clock: Any
-) -> None:
-    async with running(backend) as engine:
-        request = engine.reserve([10], Deadline.after(5))
-        clock.now += 6
-        with pytest.raises(DeadlineExceededError):
-            await compute(engine, request, 1)
     assert backend.batches == []
 
 
@@ -510,33 +475,19 @@ async def test_engine_full_queue_refuses_whole_requests_and_says_when_to_return(
         assert await asyncio.gather(first, second, third) == [[0], [2, 4, 6], [14, 16]]
 
 
-async def test_engine_reservation_counts_as_queued_until_it_is_released(backend: DoublingBackend) -> None:
+async def test_engine_counts_a_request_as_queued_while_it_is_tokenized(backend: DoublingBackend) -> None:
     async with running(backend, queue=50) as engine:
-        request = engine.reserve([10, 10, 10], soon())
-        assert engine.admission.reserved_tokens == 30
-        with pytest.raises(QueueFullError):
-            engine.reserve([7, 7, 7], soon())
-        engine.release(request)
-        assert engine.admission.reserved_tokens == 0
-        engine.release(engine.reserve([50], soon()))
-        assert await ask(engine, 1, tokens=50) == [2]
-
-
-async def test_engine_reservation_takes_no_more_than_the_whole_queue(backend: DoublingBackend) -> None:
-    """An estimate alone never refuses a request for good."""
-    async with running(backend, queue=50) as engine:
-        request = engine.reserve([40, 40], soon())
-        assert engine.admission.reserved_tokens == 50
-        assert await compute(engine, request, 1, 2) == [2, 4]
+        with engine.tokenizing([6 * 10] * 3):
+            with pytest.raises(QueueFullError):
+                await ask(engine, 1, 2, 3, tokens=7)
+            assert engine.queued_tokens == 0
+        assert await ask(engine, 1, 2, 3, tokens=7) == [2, 4, 6]
 
 
 async def test_engine_request_beyond_the_whole_queue_is_told_so(backend: DoublingBackend) -> None:
     async with running(backend, queue=50) as engine:
-        request = engine.reserve([10], soon())  # an estimate that was too low
         with pytest.raises(TooLargeError):
-            await engine.compute(request, "a", numbers(1, tokens=51))
-        assert engine.admission.reserved_tokens == 0
-        engine.release(request)
+            await ask(engine, 1, tokens=51)
         assert await ask(engine, 1, tokens=50) == [2]
     assert len(backend.batches) == 1
 
@@ -547,9 +498,8 @@ async def test_engine_refused_request_is_not_ahead_of_others(backend: DoublingBa
         first = await start(engine, 0)
         await backend.has_entered()
         for _ in range(3):
-            request = engine.reserve([10], soon())
             with pytest.raises(TooLargeError):
-                await compute(engine, request, 1, tokens=51)
+                await ask(engine, 1, tokens=51)
         engine.throughput.tokens_per_second = 1.0
         with pytest.raises(QueueFullError):
             await ask(engine, 1, seconds=19)
@@ -590,7 +540,7 @@ async def test_engine_large_request_does_not_keep_out_small_ones(backend: Doubli
         assert await asyncio.gather(*small) == [[0], [2], [4]]
         assert [len(outputs) for outputs in await asyncio.gather(large, middle)] == [100, 50]
         engine.throughput.tokens_per_second = 1.0
-        engine.release(engine.reserve([10] * 1000, Deadline.after(1)))  # nothing is ahead any more
+        assert len(await ask(engine, *range(1000), seconds=1)) == 1000  # nothing is ahead any more
 
 
 async def test_engine_request_that_fills_the_queue_leaves_room_for_small_ones(backend: DoublingBackend) -> None:
@@ -613,18 +563,18 @@ async def test_engine_request_that_fills_the_queue_leaves_room_for_small_ones(ba
 async def test_engine_check_head_looks_at_the_queue_and_the_deadline(backend: DoublingBackend, clock: Any) -> None:
     backend.gate.clear()
     async with running(backend, queue=50) as engine:
-        engine.check_head(10**6, Deadline.after(1))
+        engine.admission.check_head(10**6, Deadline.after(1))
         first = await start(engine, 0)
         await backend.has_entered()
         second = await start(engine, 1, 2, 3)
-        engine.check_head(60, soon())
+        engine.admission.check_head(60, soon())
         with pytest.raises(QueueFullError):
-            engine.check_head(600, soon())
+            engine.admission.check_head(600, soon())
         with pytest.raises(DeadlineExceededError):
-            engine.check_head(0, Deadline.after(0))
+            engine.admission.check_head(0, Deadline.after(0))
         engine.throughput.tokens_per_second = 1.0
         with pytest.raises(DeadlineUnreachableError):
-            engine.check_head(0, Deadline.after(1, from_client=True))
+            engine.admission.check_head(0, Deadline.after(1, from_client=True))
         backend.gate.set()
         await asyncio.gather(first, second)
 
@@ -680,7 +630,6 @@ async def test_engine_batch_that_fails_says_nothing_of_speed(backend: DoublingBa
 async def test_engine_tells_how_much_waits(backend: DoublingBackend) -> None:
     async with running(backend) as engine:
         backend.gate.clear()
-        reserved = engine.reserve([10], soon())
         assert (engine.unanswered_requests, engine.queued_tokens) == (0, 0)
         first = await start(engine, 1)
         assert (engine.unanswered_requests, engine.queued_tokens) == (1, 10)
@@ -689,7 +638,6 @@ async def test_engine_tells_how_much_waits(backend: DoublingBackend) -> None:
         backend.gate.set()
         await first
         assert (engine.unanswered_requests, engine.queued_tokens) == (0, 0)
-        engine.release(reserved)
 
 
 # The end --------------------------------------------------------------------------------------------------------
@@ -712,20 +660,17 @@ async def test_engine_dead_backend_fails_its_requests(backend: DoublingBackend) 
         assert engine.queued_tokens == 0
         with pytest.raises(UnavailableError, match="broken"):
             await ask(engine, 3)
-        with pytest.raises(UnavailableError, match="broken"):
-            engine.check_head(100, soon())
 
 
 async def test_engine_backend_that_dies_while_it_is_idle_is_told_once(backend: DoublingBackend) -> None:
     told: list[BaseException] = []
     async with running(backend, on_failure=lambda _, error: told.append(error)) as engine:
-        reserved = engine.reserve([10], soon())  # is being tokenized
         deaths = [BackendDiedError("first"), BackendDiedError("second")]
         for death in deaths:
             backend.on_death(death)
         assert told == [engine.error] == deaths[:1]
         with pytest.raises(UnavailableError, match="broken"):
-            await compute(engine, reserved, 1)
+            await ask(engine, 1)
     assert backend.batches == []
 
 
@@ -739,7 +684,7 @@ async def test_engine_dead_process_fails_its_batch_and_what_waits_goes_on(backen
         backend.gate.set()
         failed, computed = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(failed, ProcessDiedError)
-        assert failed.faults == ()  # any of its inputs may be the reason
+        assert failed.faults == []  # any of its inputs may be the reason
         assert computed == [4]
         assert engine.error is None
     assert [items for _, items in backend.batches] == [[0, 1], [2]]  # halves would end further processes
@@ -785,14 +730,15 @@ async def test_engine_dead_backend_fails_requests_of_a_batch_that_still_runs() -
         hold.set()
 
 
-async def test_engine_error_of_its_own_fails_the_requests_instead_of_leaving_them(
-    backend: DoublingBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(backend) as engine:
-        monkeypatch.setattr(engine.throughput, "record_batch", lambda *_: 1 / 0)
+async def test_engine_error_of_its_own_fails_the_requests_instead_of_leaving_them() -> None:
+    class Forgetful(DoublingBackend):
+        async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
+            return BatchResult([], 0.0)
+
+    async with running(Forgetful()) as engine:
         with pytest.raises(UnavailableError):
             await ask(engine, 1)
-        assert isinstance(engine.error, ZeroDivisionError)
+        assert isinstance(engine.error, ValueError)
 
 
 async def test_engine_closing_answers_what_runs_and_fails_what_waits(backend: DoublingBackend) -> None:
@@ -804,7 +750,7 @@ async def test_engine_closing_answers_what_runs_and_fails_what_waits(backend: Do
         closing = asyncio.create_task(engine.aclose(PATIENCE))
         await asyncio.sleep(0)
         with pytest.raises(UnavailableError, match="stopped"):
-            engine.reserve([10], soon())
+            await ask(engine, 2)
         assert not backend.is_closed
         backend.gate.set()
         await closing
@@ -863,13 +809,11 @@ async def test_engine_replaced_without_requests_closes_at_once_and_tells_it(back
 
 async def test_engine_replaced_computes_a_request_that_was_being_tokenized(backend: DoublingBackend) -> None:
     async with running(backend) as engine:
-        request, refused = engine.reserve([10], soon()), engine.reserve([10], soon())
-        engine.replace()
-        assert await compute(engine, request, 1) == [2]
-        assert not engine.is_closed
-        engine.release(refused)
-        assert engine.is_closed
-        await until(lambda: backend.is_closed)
+        with engine.tokenizing([60]):
+            engine.replace()
+            await asyncio.sleep(0)
+        assert await ask(engine, 1) == [2]
+        await until(lambda: engine.is_closed and backend.is_closed)
 
 
 @pytest.mark.parametrize("told_first", [False, True], ids=["its batch fails", "the backend tells its death"])

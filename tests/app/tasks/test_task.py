@@ -12,7 +12,7 @@ from app.errors import InvalidInputError
 from app.inference.contract import ServedModel
 from app.tasks.labels import LabelQuestion, label_question
 from app.tasks.schemas import Input, TextPair
-from app.tasks.task import characters, encode_all, estimated_tokens
+from app.tasks.task import characters, encode_all
 from model.errors import EmptyTextError, TextTooLongError
 
 
@@ -78,10 +78,6 @@ def test_encode_all_is_cancelled_between_two_inputs(served: ServedModel) -> None
     assert tokenizer.encoded == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("given", "counted", "tokens"),
-    [("", 0, 0), ("abc", 3, 0), ("a" * 40, 40, 10), ("a" * 400, 400, 64), (TextPair("a" * 40, "b" * 8), 48, 12)],
-)
-def test_estimated_tokens_are_few_for_the_characters(given: Input, counted: int, tokens: int) -> None:
-    assert characters(given) == counted
-    assert estimated_tokens(given, 64) == tokens
+def test_characters_are_those_of_both_texts_of_a_pair() -> None:
+    assert characters("abc") == 3
+    assert characters(TextPair("a" * 40, "b" * 8)) == 48

@@ -64,7 +64,7 @@ def served(folder: Path, pretrained: Path, text: str) -> list[float]:
     backend.load()
     model = backend.info.models["sentiment"]
     query = Query(Kind.PROBABILITIES, [model.tokenizer.encode(text)], len(model.config.labels))
-    _, ((answer,),) = computed(backend, "sentiment", [Part(query, 0, 1)])
+    ((answer,),) = computed(backend, "sentiment", [Part(query, 0, 1)]).outputs
     assert isinstance(answer, list)
     return answer
 

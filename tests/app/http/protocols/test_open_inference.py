@@ -126,12 +126,12 @@ async def test_infer_timeout_can_only_shorten_the_deadline(serve: Any) -> None:
     """Of 20 and 100 seconds, and of none: the service's deadline is 30 seconds."""
     async with serve() as service:
         engine = service.lifecycle.engine
-        with patch.object(engine, "reserve", wraps=engine.reserve) as reserve:
+        with patch.object(engine, "compute", wraps=engine.compute) as compute:
             for timeout in (20_000_000, 100_000_000, 10**310, 0, None):
                 body = tensor(data=["good"]) | {"parameters": {"timeout": timeout}}
                 answer = await service.client.post("/v2/models/sentiment/infer", json=body)
                 assert answer.status_code == 200
-    used = [call.args[1].from_client for call in reserve.call_args_list]
+    used = [call.args[2].from_client for call in compute.call_args_list]
     assert used == [True, False, False, False, False]
 
 

@@ -131,14 +131,14 @@ async def test_tokenize_answer_is_bounded(serve: Any, monkeypatch: pytest.Monkey
     async with serve() as service:
         fitting, many, long = [
             await service.client.post("/tokenize", json={"inputs": texts})
-            for texts in (["!" * 48, "!" * 48], ["!" * 48, "!" * 49], ["good " * 40, "good " * 41])
+            for texts in (["!" * 48, "!" * 48], ["!" * 48, "!" * 49], ["good " * 60, "good " * 61])
         ]
     assert [len(tokens) for tokens in fitting.json()] == [50, 50]
     assert [(many.status_code, many.json()["code"]), (long.status_code, long.json()["code"])] == [
         (413, "too_large")
     ] * 2
     assert many.json()["detail"] == "the answer would have 10100 bytes, more than 10000; send fewer or shorter texts"
-    assert long.json()["detail"] == "the texts have 405 characters, a request may have 400; send fewer or shorter texts"
+    assert long.json()["detail"] == "the texts have 605 characters, a request may have 600; send fewer or shorter texts"
 
 
 async def test_tokenize_reserves_nothing_in_the_queue(serve: Any) -> None:
