@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+    from model.checkpoint import Checkpoint, load, load_checkpoint, save_checkpoint
     from model.config import BertConfig
     from model.heads import BertForPreTraining, BertForSequenceClassification
     from model.packing import PackedBatch
@@ -20,12 +20,13 @@ __all__ = [
     "Encoding",
     "PackedBatch",
     "Tokenizer",
+    "load",
     "load_checkpoint",
     "save_checkpoint",
 ]
 
 _NAMES = {
-    "checkpoint": ("Checkpoint", "load_checkpoint", "save_checkpoint"),
+    "checkpoint": ("Checkpoint", "load", "load_checkpoint", "save_checkpoint"),
     "config": ("BertConfig",),
     "heads": ("BertForPreTraining", "BertForSequenceClassification"),
     "packing": ("PackedBatch",),
@@ -41,3 +42,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

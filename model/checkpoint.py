@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from model.config import BertConfig
 from model.errors import CheckpointError, ConfigError
 from model.files import check_readable, file_names, read_json, system_remedy
 from model.heads import BertForPreTraining, BertForSequenceClassification
+from model.packing import PackedBatch
 from model.tokenizer import Tokenizer
 
 Model = BertForPreTraining | BertForSequenceClassification
@@ -61,12 +63,33 @@ _DECODER = "cls.predictions.decoder.weight"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The contents of a directory, with the model in evaluation mode."""
+    """The contents of a directory, with the model in evaluation mode. It can be called with texts."""
 
     config: BertConfig
     model: Model
     tokenizer: Tokenizer
     path: Path
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[str | tuple[str, str]]) -> Tensor:
+        """Compute some dozens of texts or pairs, in one batch. Longer ones are cut to the model's limit.
+
+        Returns:
+            Scores of a classifier, (texts, num_labels), in the order of `config.labels`. Of another network, the
+            probability of each word at each `[MASK]`, (masks, vocab_size), text after text.
+
+        Raises:
+            TextError: a text is empty, or a pair is for a model that takes none.
+        """
+        config, tokenizer = self.config, self.tokenizer
+        halves = [(text,) if isinstance(text, str) else text for text in texts]
+        cut = partial(tokenizer.encode, max_length=config.max_position_embeddings, truncate=True)
+        encodings = [cut(*both, truncation=config.truncation, spans=False) for both in halves]
+        batch = PackedBatch.pack([each.ids for each in encodings], [each.token_type_ids for each in encodings])
+        if isinstance(self.model, BertForSequenceClassification):
+            return self.model.scores(self.model(batch))
+        masks = [[i for i, token in enumerate(each.ids) if token == tokenizer.mask_id] for each in encodings]
+        return self.model.masked_lm(self.model(batch.with_outputs(masks))).softmax(-1)
 
 
 def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
@@ -99,6 +122,10 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
         reason = f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens; {advice}"
         raise CheckpointError(path / "config.json", reason)
     return Checkpoint(model.config, model.to(dtype).eval(), tokenizer, path)
+
+
+load = load_checkpoint
+"""The short name: `model.load(directory)(texts)`."""
 
 
 def save_checkpoint(

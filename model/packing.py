@@ -143,20 +143,22 @@ class PackedBatch:
         return batch if outputs is None else batch.with_outputs(outputs)
 
     @classmethod
-    def from_arrays(cls, ids: Ints, lengths: Ints, seconds: Ints, outputs: Ints, output_counts: Ints) -> PackedBatch:
+    def from_arrays(
+        cls, ids: Ints, lengths: Ints, pair_starts: Ints, outputs: Ints, output_counts: Ints
+    ) -> PackedBatch:
         """Pack sequences that lie end to end already. The arrays are int32.
 
         Args:
             ids: (total_tokens,)
             lengths: (sequences,) tokens of each, none of them 0.
-            seconds: (sequences,) index of its first token of the second type, or its length.
+            pair_starts: (sequences,) index of its first token of the second type, or its length.
             outputs: (num_outputs,) ascending output positions within each sequence.
             output_counts: (sequences,) number of output positions of each.
         """
         starts = starts_of(lengths)
         rows = np.arange(len(ids), dtype=np.int32)
         positions = rows - np.repeat(starts, lengths)
-        types = (positions >= np.repeat(seconds, lengths)).astype(np.int32)
+        types = (positions >= np.repeat(pair_starts, lengths)).astype(np.int32)
         index = outputs + np.repeat(starts, output_counts)
         return cls(
             torch.from_numpy(ids),

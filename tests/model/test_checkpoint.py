@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from model import (
     BertForPreTraining,
     BertForSequenceClassification,
     Tokenizer,
+    load,
     load_checkpoint,
     save_checkpoint,
 )
@@ -318,6 +320,35 @@ def test_checkpoint_with_one_token_type_refuses_pairs(tmp_path: Path, letters: T
     assert tokenizer.encode("hello world").token_type_ids == [0, 0, 0, 0]
     with pytest.raises(PairError, match="takes single texts"):
         tokenizer.encode("a", "pair")
+
+
+def test_checkpoint_computes_texts_and_pairs_as_transformers_does(tmp_path: Path, letters: Tokenizer) -> None:
+    save_checkpoint(tmp_path, our_model("BertForSequenceClassification", SMALL), letters)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    texts: list[str | tuple[str, str]] = ["hello", ("hello", "world"), "hello " * 100]
+    found = load(tmp_path)(texts)
+    for text, row in zip(texts, found, strict=True):
+        both = [text] if isinstance(text, str) else text
+        with torch.no_grad():
+            logits = theirs(**tokenizer(*both, truncation=True, return_tensors="pt")).logits
+        torch.testing.assert_close(row, logits[0].softmax(-1))
+
+
+def test_checkpoint_computes_the_words_at_each_mask(tmp_path: Path, letters: Tokenizer) -> None:
+    save_checkpoint(tmp_path, our_model("BertForPreTraining", SMALL), letters)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        logits = theirs(**tokenizer("a [MASK] [MASK]", return_tensors="pt")).logits[0, 2:4]
+    found = load(tmp_path)(["hello", "a [MASK] [MASK]"])
+    torch.testing.assert_close(found, logits.softmax(-1))
+
+
+def test_public_names_are_listed_without_being_imported() -> None:
+    package = sys.modules["model"]
+    assert dir(package) == package.__all__
+    assert all(hasattr(package, name) for name in dir(package))
 
 
 # --- broken directories -------------------------------------------------------------------------------------
