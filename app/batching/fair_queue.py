@@ -55,9 +55,11 @@ class FairQueue:
         return []
 
     def withdraw(self, query: Query) -> None:
-        """Let no further input of a request be taken."""
-        self.tokens -= query.waiting_tokens
-        query.taken = len(query.lengths)
+        """Let no further input of a request be taken, and free what waits: the queue keeps the request until its turn,
+        which may be late if a batch hangs."""
+        if query.taken < len(query.lengths):
+            self.tokens -= query.waiting_tokens
+            query.taken, query.encodings = len(query.lengths), []
 
 
 def _take_batch(classes: _Classes, max_tokens: int) -> tuple[list[Part], int]:

@@ -116,6 +116,7 @@ def test_fair_queue_withdraw_removes_what_waits() -> None:
     queue.withdraw(request)
     queue.withdraw(request)
     assert queue.tokens == 0
+    assert not request.encodings, "a batch that hangs keeps no texts of requests that have ended"
     assert queue.take(100) == []
 
 
