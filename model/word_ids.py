@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable
 
 QUICK_CHARACTERS = 512
-"""Shorter texts take at most 3 ms, whatever their words are. The slowest words have 100 letters."""
+"""Shorter texts take at most 3 ms with any words. The slowest words have 100 letters."""
 QUICK_WORK = 65_536
 """Work of WordPiece that takes at most 3 ms: a unit (see `work_of`) takes 4 to 35 ns."""
 MAX_QUICK_CHARACTERS = 8192
