@@ -47,7 +47,7 @@ class AdmissionPolicy:
     """Estimates of a request, before its body is read and its inputs are tokenized."""
 
     bytes_per_input: int = 64
-    """Estimates a body's inputs. It is above the usual number for the same reason."""
+    """Estimates a body's inputs. It is above the usual number, so that they are not overestimated."""
     max_assumed_tokens: int = 512
     """Upper bound of the estimated tokens, because a body may be one long text that will be truncated."""
     max_assumed_inputs: int = 32

@@ -493,7 +493,7 @@ ENDLESS = "pretrain.tokens=1_000_000_000"
 
 @contextmanager
 def hangup(disposition: signal.Handlers) -> Iterator[None]:
-    """Processes that are started here inherit what SIGHUP does, whatever started the tests."""
+    """Processes that are started here inherit what SIGHUP does, even if the tests were started under `nohup`."""
     before = signal.signal(signal.SIGHUP, disposition)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -1,4 +1,4 @@
-"""SIGHUP: of a terminal that closes, of a shell that exits, and of an operator who wants a reload."""
+"""SIGHUP: of a terminal that closes, of a shell that exits, and of `kill -HUP`."""
 
 from __future__ import annotations
 

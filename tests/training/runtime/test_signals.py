@@ -12,7 +12,7 @@ from training.runtime.signals import STOP_SIGNALS, ignore_stop_signals, stop_sig
 
 @pytest.fixture(autouse=True)
 def defaults() -> Iterator[None]:
-    """The signals do what they do in a new process, whatever started the tests."""
+    """The signals do what they do in a new process, even if the tests were started under `nohup`."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
