@@ -38,9 +38,9 @@ def serve() -> None:
         log_fatal(str(error), flags["log_format"] or os.environ.get("BERT_LOG_FORMAT", "text"))
         sys.exit(1)
     set_defaults(os.environ)
-    from app.server.main import run
+    from app.server.main import serve as serve_http
 
-    sys.exit(run(settings, hangup))
+    sys.exit(serve_http(settings, hangup))
 
 
 def _exit(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -51,7 +51,6 @@ class InvalidRequestError(ServiceError):
 
     @classmethod
     def at(cls, message: str, *loc: str | int) -> InvalidRequestError:
-        """The error of one field."""
         return cls([Fault(message, loc)])
 
 
@@ -62,9 +61,9 @@ class LocatedError(ServiceError):
         super().__init__(message)
         self.faults = faults
 
-    def relocate(self, to: Callable[[Exception, Loc], tuple[Exception, Loc]]) -> None:
-        """Change errors and paths, for a request of another shape."""
-        self.faults = [to(reason, loc) for reason, loc in self.faults]
+    def relocate(self, to: Callable[[Loc], Loc]) -> None:
+        """Change the paths, for a request of another shape."""
+        self.faults = [(error, to(loc)) for error, loc in self.faults]
 
 
 class InvalidInputError(LocatedError):

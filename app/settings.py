@@ -37,13 +37,8 @@ _ORIGIN = re.compile(r"\*|null|([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 """Default ports, which browsers omit from an origin."""
 
-_WORKERS_ERROR = (
-    "BERT_WORKERS: the service is one process that uses all cores; unset it, and for more run replicas "
-    "(docker compose --profile replicas up nginx, or replicas in Kubernetes)"
-)
-_NOT_OURS = re.compile(r"BERT_(URL$|WORKERS$|SERVICE_|PORT_\d)")
-"""Variables that are not settings: the client's, one that `Settings.read` checks, and those that Kubernetes sets for a
-service "bert"."""
+_NOT_OURS = re.compile(r"BERT_(URL$|SERVICE_|PORT_\d)")
+"""Variables that are not settings: the client's, and those that Kubernetes sets for a service "bert"."""
 _NOT_EMPTY = ("api_keys_file", "api_keys", "allowed_hosts")
 """Settings whose empty value is an error, because without them the service is open to everyone."""
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
@@ -226,8 +221,6 @@ class Settings(BaseModel):
         Raises:
             SettingsError: the message names every variable with an invalid value.
         """
-        if environ.get("BERT_WORKERS", "1") not in ("", "1"):
-            raise SettingsError(_WORKERS_ERROR)
         variables = {name: environ.get(PREFIX + name.upper()) for name in cls.model_fields}
         given = [(name, value) for source in (variables, flags or {}) for name, value in source.items()]
         try:

@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from app.inference.contract import BackendConfig, Head, Kind, Part, Query
+from app.inference.contract import BackendConfig, Head, Part, Query
 from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend
 from benchmarks import texts
@@ -92,9 +92,9 @@ def main() -> None:
         batch = PackedBatch.pack([ids] * count, outputs=[(0,)] * count)
         on_device = batch.to(device)
         flops = encoder_flops(encoder.config, batch) / count
-        query = Query(Kind.PROBABILITIES, [encoding] * count)
+        query = Query([encoding] * count)
         frame = bytearray(write_batch(number, [Part(query, 0, count)]))
-        works = [lambda f=frame: backend.run(read_batch(f)), lambda b=on_device: encoder(b)]
+        works = [lambda f=frame: backend.launch(read_batch(f))(), lambda b=on_device: encoder(b)]
         if graphed:
             works.append(lambda b=batch: graphed(b))
         cells = []

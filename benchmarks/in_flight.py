@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
-from app.inference.contract import Kind, Part, Query
+from app.inference.contract import Part, Query
 from app.inference.frames import HEADER_BYTES, Batch, frame, write_batch
 from app.inference.process_main import _serve
 from app.inference.torch_backend import _packed
@@ -65,7 +65,7 @@ class Device:
 def write(connection: socket.socket, length: int, tokens: int, batches: int, in_flight: int) -> None:
     """Send batches of texts of `length` tokens, with up to `in_flight` batches in flight."""
     count = tokens // length
-    query = Query(Kind.PROBABILITIES, [Encoding(array("i", [5] * length), length, [], truncated=False)] * count, LABELS)
+    query = Query([Encoding(array("i", [5] * length), length, [], truncated=False)] * count, LABELS)
     batch = frame(write_batch(0, [Part(query, 0, count)]))
     _read(connection)  # the process id
     for number in range(batches):

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.inference.contract import BackendConfig, Head, Kind, Part, Query
+from app.inference.contract import BackendConfig, Head, Part, Query
 from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend
 from benchmarks import checkpoints, results, texts
@@ -64,9 +64,9 @@ def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threa
         order = sorted(range(len(given)), key=lambda i: len(encodings[i])) if sort else range(len(given))
         scores: list[list[float]] = [[]] * len(given)
         for chunk in _by_tokens(order, encodings, backend.info.max_useful_tokens):
-            query = Query(Kind.PROBABILITIES, [encodings[i] for i in chunk], labels)
+            query = Query([encodings[i] for i in chunk], labels)
             batch = read_batch(bytearray(write_batch(number, [Part(query, 0, len(chunk))])))
-            found = memoryview(backend.run(batch)).cast("f").tolist()
+            found = memoryview(backend.launch(batch)()).cast("f").tolist()
             for at, i in enumerate(chunk):
                 scores[i] = found[at * labels : (at + 1) * labels]
         return scores

@@ -60,33 +60,19 @@ class PairError(TextError):
 class TextTooLongError(TextError):
     """More tokens than the model has positions, or more characters than are tokenized."""
 
-    def __init__(
-        self,
-        length: int,
-        limit: int,
-        *,
-        unit: str = "tokens",
-        at_least: bool = False,
-        option: str = "parameters.truncate",
-    ) -> None:
+    def __init__(self, length: int, limit: int, *, unit: str = "tokens", at_least: bool = False) -> None:
         """Make the error.
 
         Args:
             length, limit: number of tokens or characters (`unit`) of the text, and the maximum.
             at_least: `length` is a lower bound, because only a part of the text was tokenized.
-            option: the request's option that allows truncation.
         """
         included = " (special tokens included)" if unit == "tokens" else ""
         super().__init__(
             f"the input has {'at least ' * at_least}{length} {unit}, the model takes at most {limit}{included}; "
-            f"shorten it or set {option} to true"
+            f"shorten it or set truncate to true"
         )
         self.length, self.limit = length, limit
-        self._unit, self._at_least = unit, at_least
-
-    def with_option(self, option: str) -> TextTooLongError:
-        """A copy of the error for a request whose option has another name."""
-        return TextTooLongError(self.length, self.limit, unit=self._unit, at_least=self._at_least, option=option)
 
 
 class NoMaskError(TextError):

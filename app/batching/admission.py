@@ -33,7 +33,6 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float, *, from_client: bool = False) -> Deadline:
-        """The deadline `seconds` from now."""
         return cls(time.monotonic() + seconds, from_client)
 
     @property

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from app import errors
 from app.batching.admission import Admission, Deadline
@@ -25,17 +24,6 @@ logger = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_SPLIT = 256
 """Minimum tokens that a process takes, however many others are free, because a forward pass has a fixed cost."""
-
-
-@dataclass(slots=True, eq=False)
-class RunningBatch:
-    """A batch that is being computed."""
-
-    concurrent: int
-    """Number of batches that were being computed when it began, itself included."""
-    lacked_memory: bool = False
-    fitting_tokens: int = 0
-    """Tokens of the largest part that fitted into memory; 0 if none did."""
 
 
 class Engine:
@@ -76,7 +64,8 @@ class Engine:
         """Requests that are queued or being computed."""
         self._tokenizing = 0
         """Number of requests that a thread tokenizes."""
-        self._running: set[RunningBatch] = set()
+        self._running = 0
+        """Number of batches that are being computed."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatch_is_due = False
 
@@ -218,33 +207,29 @@ class Engine:
     def _dispatch(self) -> None:
         """Start a batch in each free process."""
         self._dispatch_is_due = False
-        while self._is_open and (slots := self.backend.slots - len(self._running)) > 0:
+        while self._is_open and (slots := self.backend.slots - self._running) > 0:
             # Split the queue evenly if several processes are free.
             share = max(self._queue.tokens // slots, MIN_TOKENS_TO_SPLIT)
             batch = self._queue.take(min(self.throughput.batch_tokens, share))
             if not batch:
                 return
-            running = RunningBatch(len(self._running) + 1)
-            self._running.add(running)
-            task = asyncio.create_task(self._compute(batch, running))
+            self._running += 1
+            task = asyncio.create_task(self._run_batch(batch, self._running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _compute(self, batch: list[Part], running: RunningBatch) -> None:
-        """Compute a batch, then start the next one."""
+    async def _run_batch(self, batch: list[Part], concurrent: int) -> None:
+        """Compute a batch, then start the next one. `concurrent`: number of running batches when it began, itself
+        included."""
         try:
-            await self._compute_parts(batch, running)
-            if running.lacked_memory:
-                if running.fitting_tokens:  # else smaller batches would not help
-                    self.throughput.record_out_of_memory(running.fitting_tokens)
-                logger.warning("out of memory; batches now have at most %d tokens", self.throughput.batch_tokens)
+            await self._run_parts(batch, concurrent)
         except Exception as error:
             self.fail(error)
         finally:
-            self._running.discard(running)
+            self._running -= 1
             self._dispatch()
 
-    async def _compute_parts(self, parts: Sequence[Part], running: RunningBatch) -> None:
+    async def _run_parts(self, parts: Sequence[Part], concurrent: int) -> None:
         """Compute parts of requests, and deliver their outputs."""
         parts = [part for part in parts if not part.query.has_ended]
         if not parts:
@@ -262,17 +247,29 @@ class Engine:
                 self._fail(part.query, error)
             return
         except Exception as error:
-            running.lacked_memory |= isinstance(error, errors.OutOfMemoryError)
-            if not (halves := _halves(parts)):
-                logger.exception("inference failed on one input of %d tokens", parts[0].tokens)
-                self._fail(parts[0].query, errors.InferenceError(index=parts[0].start))
+            halves = self._halves(parts, error)
         else:
-            self._deliver(parts, result, running)
+            self._deliver(parts, result, concurrent)
             return
         for half in halves:  # so that only the failing input gets the error
-            await self._compute_parts(half, running)
+            await self._run_parts(half, concurrent)
 
-    def _deliver(self, parts: Sequence[Part], result: BatchResult, running: RunningBatch) -> None:
+    def _halves(self, parts: Sequence[Part], error: Exception) -> Sequence[Sequence[Part]]:
+        """The halves of a batch that failed, or of the inputs of its only part. A single input gets the error."""
+        tokens = sum(part.tokens for part in parts)
+        first, middle = parts[0], (parts[0].start + parts[0].stop) // 2
+        if len(parts) == first.inputs == 1:
+            logger.error("inference failed on one input of %d tokens", tokens, exc_info=error)
+            self._fail(first.query, errors.InferenceError(index=first.start))
+            return ()
+        if isinstance(error, errors.OutOfMemoryError):
+            self.throughput.record_out_of_memory(tokens)
+            logger.warning("out of memory; batches now have at most %d tokens", self.throughput.batch_tokens)
+        if len(parts) > 1:
+            return parts[: len(parts) // 2], parts[len(parts) // 2 :]
+        return [first._replace(stop=middle)], [first._replace(start=middle)]
+
+    def _deliver(self, parts: Sequence[Part], result: BatchResult, concurrent: int) -> None:
         """Deliver the outputs of parts that were computed together, and update the estimated speed and the metrics."""
         inputs = tokens = 0
         for part, outputs in zip(parts, result.outputs, strict=True):
@@ -285,15 +282,5 @@ class Engine:
             query.uncomputed -= part.inputs
             if not query.uncomputed and query.future is not None and not query.future.done():
                 query.future.set_result(None)
-        running.fitting_tokens = max(running.fitting_tokens, tokens)
-        self.throughput.record_batch(tokens, result.seconds, max(running.concurrent, len(self._running)))
+        self.throughput.record_batch(tokens, result.seconds, max(concurrent, self._running))
         self._metrics.batch(inputs, tokens)
-
-
-def _halves(parts: Sequence[Part]) -> Sequence[Sequence[Part]]:
-    """The halves of a batch, or of the inputs of its only part; empty for a single input."""
-    if len(parts) > 1:
-        return parts[: len(parts) // 2], parts[len(parts) // 2 :]
-    part = parts[0]
-    middle = (part.start + part.stop) // 2
-    return ([part._replace(stop=middle)], [part._replace(start=middle)]) if part.inputs > 1 else ()

@@ -206,9 +206,7 @@ class Lifecycle:
         self.advance(State.BROKEN)
         explains_itself = isinstance(error, BertError | SettingsError | BackendDiedError)
         if self.has_loaded or not explains_itself:  # a failed load is the last line of the log anyway
-            has_traceback = hasattr(error, "__notes__")  # that of the inference process
-            trace = None if explains_itself and not has_traceback else error
-            logger.critical("no further batch can succeed: %s", error, exc_info=trace)
+            logger.critical("no further batch can succeed: %s", error, exc_info=None if explains_itself else error)
 
     async def _watch(self) -> None:
         """Until cancelled: log a stalled batch, kill its process if it hangs, and measure the event loop's lag. Nothing
@@ -265,4 +263,5 @@ class Lifecycle:
 
 def _describe(info: BackendInfo) -> str:
     models = (f"{served.name} ({', '.join(served.heads)})" for served in info.models.values())
-    return f"{', '.join(models)}; {info.device}, {info.dtype}, {info.threads} threads"
+    speed = f"{info.tokens_per_second:,.0f} tokens/s"
+    return f"{', '.join(models)}; {info.device}, {info.dtype}, {info.threads} threads, {speed}"

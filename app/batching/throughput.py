@@ -72,7 +72,7 @@ class Throughput:
         self._fixed_batch_tokens = fixed_batch_tokens
         self.policy = policy
         self._memory_limit = math.inf
-        """Largest batch, in tokens, that fitted into memory after a larger one did not."""
+        """Tokens of a batch that are assumed to fit into memory, after more did not."""
         self._since_out_of_memory = 0
 
     def set(self, tokens_per_second: float, processes: int, max_useful_tokens: int) -> None:
@@ -89,6 +89,7 @@ class Throughput:
     def record_batch(self, tokens: int, seconds: float, concurrent: int) -> None:
         """Record that a batch took `seconds` while `concurrent` batches were computed, itself included. A process
         computes one batch at a time, however many it has in flight."""
+        self._memory_limit = max(self._memory_limit, tokens)
         concurrent = min(concurrent, self._processes)
         speed = tokens / max(seconds, 1e-6)
         is_faster = 0 < self.tokens_per_second < speed * concurrent
@@ -105,11 +106,12 @@ class Throughput:
             self._memory_limit *= 2
         self._update_batch_tokens()
 
-    def record_out_of_memory(self, fitting_tokens: int) -> None:
-        """Record that a batch did not fit into memory. Later batches have at most `fitting_tokens`: the largest part of
-        it that fitted."""
-        self._memory_limit = self.batch_tokens = max(min(self.batch_tokens, fitting_tokens), 1)
+    def record_out_of_memory(self, tokens: int) -> None:
+        """Record that a batch of `tokens` did not fit into memory. Later batches have at most half as many, or as many
+        as a later batch that fits."""
+        self._memory_limit = max(tokens // 2, 1)
         self._since_out_of_memory = 0
+        self._update_batch_tokens()
 
     def _update_batch_tokens(self) -> None:
         wanted = self._fixed_batch_tokens or self.policy.batch_tokens(self._per_process, self._max_useful_tokens)

@@ -15,7 +15,7 @@ from app.batching.lifecycle import Lifecycle
 from app.errors import HostNotAllowedError, UnavailableError
 from app.http import native, openapi, operations, pages, problems
 from app.http.auth import check_host
-from app.http.context import Service, begin, context_of
+from app.http.context import RequestContext, Service, begin, context_of
 from app.http.handle import TaskRoute
 from app.http.protocols import ADAPTERS
 from app.inference.contract import Backend, BackendConfig
@@ -59,12 +59,7 @@ class Application(FastAPI):
 
         async def send_with_context(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
-                closes = service.lifecycle.is_draining or context.is_surplus
-                if closes and not context.pipeline:  # no pipelined request waits
-                    headers.append((b"connection", b"close"))
-                message["headers"] = headers
-                context.status = message["status"]
+                _complete(message, context)
             try:
                 await send(message)
             finally:
@@ -82,6 +77,18 @@ class Application(FastAPI):
             await respond(super().__call__, scope, receive, send_with_context)
 
 
+def _complete(message: Message, context: RequestContext) -> None:
+    """Add the service's headers to the start of a response, and the request id to the request's span."""
+    context.status = message["status"]
+    headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+    closes = context.service.lifecycle.is_draining or context.is_surplus
+    if closes and not context.pipeline:  # no pipelined request waits
+        headers.append((b"connection", b"close"))
+    message["headers"] = headers
+    if context.service.is_traced:
+        tracing.note_request(context.request_id)
+
+
 class RespondMiddleware:
     """Applies `respond`. It is inside CORS, so browsers can read the responses to errors."""
 
@@ -90,18 +97,6 @@ class RespondMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (respond(self.app, scope, receive, send) if scope["type"] == "http" else self.app(scope, receive, send))
-
-
-class TracingMiddleware:
-    """Completes the span of a request. It is outside CORS, which answers preflights."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (context := context_of(scope)).service.is_traced:
-            tracing.note_request(context.request_id)
-        await self.app(scope, receive, send)
 
 
 async def respond(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -195,7 +190,6 @@ def create_app(
             allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After", "Inference-Header-Content-Length"],
         )
-    app.add_middleware(TracingMiddleware)  # outermost
     return app
 
 

@@ -94,19 +94,18 @@ class RequestContext:
             self.service.metrics.answered(self.route.task.name, self.status, seconds)
         if not logger.isEnabledFor(logging.DEBUG):
             return
-        facts: dict[str, Any] = {
+        known: dict[str, Any] = {
             "client": _address(scope),
             "method": scope["method"],
             "path": quote(scope["path"]),
             "status": self.status,
             "milliseconds": round(seconds * 1000, 1),
+            "task": self.route and self.route.task.name,
+            "inputs": self.inputs or None,
+            "tokens": self.tokens or None,
+            "problem": self.problem or None,
         }
-        if self.route is not None:
-            facts["task"] = self.route.task.name
-        if self.inputs:
-            facts |= {"inputs": self.inputs, "tokens": self.tokens}
-        if self.problem:
-            facts["problem"] = self.problem
+        facts = {name: value for name, value in known.items() if value is not None}
         line = " ".join(f"{name}={value}" for name, value in facts.items())
         logger.debug("%s", line, extra={"request_id": self.request_id, "facts": facts})
 
@@ -131,7 +130,6 @@ def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """The context of a request."""
     context: RequestContext = scope[CONTEXT]
     return context
 

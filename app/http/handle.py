@@ -55,8 +55,8 @@ class Call:
     """Arguments of `Task.question`."""
     write: Callable[[TaskResult], Any]
     """Turns the results into a response, or into the JSON of one."""
-    locate: Callable[[Exception, errors.Loc], tuple[Exception, errors.Loc]]
-    """Maps an error and its path (`inputs`, the index) to the path in the caller's body."""
+    locate: Callable[[errors.Loc], errors.Loc]
+    """Maps the path of an input (`inputs`, its index) to the path in the caller's body."""
     timeout: float | None = None
     """Maximum seconds that the caller waits from now on."""
 
@@ -133,7 +133,7 @@ class TaskRoute(APIRoute):
                 if call.timeout is not None and call.timeout < deadline.remaining:
                     deadline = Deadline.after(call.timeout, from_client=True)
                     timer.reschedule(deadline.at)
-                result = await cancel_on_disconnect(receive, compute(context, self.task, call, deadline))
+                result = await cancel_on_disconnect(receive, task_result(context, self.task, call, deadline))
         except TimeoutError:
             if not timer.expired():
                 raise
@@ -169,7 +169,7 @@ async def _read(receive: Receive, service: Service, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-async def compute(context: RequestContext, task: Task, call: Call, deadline: Deadline) -> TaskResult:
+async def task_result(context: RequestContext, task: Task, call: Call, deadline: Deadline) -> TaskResult:
     """Compute the results of a task. Raises errors of `app.errors`."""
     began = time.monotonic()
     engine = context.service.lifecycle.engine

@@ -39,11 +39,11 @@ def _write(result: TaskResult) -> dict[str, Any]:
     return {"model": result.model, "results": result.results}
 
 
-def as_sent(error: Exception, loc: Loc) -> tuple[Exception, Loc]:
+def as_sent(loc: Loc) -> Loc:
     """The path of an input that the caller sent in a list."""
-    return error, loc
+    return loc
 
 
-def locate_one(error: Exception, loc: Loc) -> tuple[Exception, Loc]:
+def locate_one(loc: Loc) -> Loc:
     """The path of the only input, which the caller sent without a list."""
-    return error, ("inputs", *loc[2:]) if loc[0] == "inputs" else loc
+    return ("inputs", *loc[2:]) if loc[0] == "inputs" else loc

@@ -23,19 +23,16 @@ _SWAGGER_POLICY = f"{_POLICY}; style-src 'self' 'unsafe-inline'; img-src 'self' 
 
 @router.get("/")
 async def playground(request: Request) -> Response:
-    """The playground."""
     return await _page(request, "index.html", _POLICY)
 
 
 @router.get("/docs")
 async def swagger(request: Request) -> Response:
-    """Swagger UI."""
     return await _page(request, "docs.html", _SWAGGER_POLICY)
 
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    """The OpenAPI document."""
     app: FastAPI = request.app
     return JSONResponse(app.openapi())
 

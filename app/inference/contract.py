@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,17 +27,6 @@ class Head(StrEnum):
     LABELS = "labels"
 
 
-class Kind(IntEnum):
-    """The kind of output that is computed for an input."""
-
-    PROBABILITIES = 0
-    """Scores of the labels, as the checkpoint's problem type defines them."""
-    LOGITS = 1
-    """Logits of the labels."""
-    WORDS = 2
-    """The most probable words at each mask."""
-
-
 class Words(NamedTuple):
     """The words for the masks of an input: mask after mask, `top_k` words each, highest score first."""
 
@@ -51,13 +40,14 @@ ModelOutput = list[float] | Words
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """The tokenized inputs of one request: the kind of output that each needs, their progress, and their outputs. Times
-    are `time.monotonic()`."""
+    """The tokenized inputs of one request: what is computed for each, their progress, and their outputs. It asks for
+    scores of labels, or, if it has masks, for words. Times are `time.monotonic()`."""
 
-    kind: Kind
     encodings: list[Encoding]
     labels: int = 0
     """Number of labels; 0 for words."""
+    logits: bool = False
+    """Whether the scores of the labels are logits; otherwise, as the checkpoint's problem type defines them."""
     masks: list[tuple[int, ...]] = field(default_factory=list)
     """Words: token indices of the masks of each input, ascending."""
     top_k: int = 0
@@ -110,12 +100,10 @@ class Part(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        """Number of inputs."""
         return self.stop - self.start
 
     @property
     def tokens(self) -> int:
-        """Tokens of all inputs."""
         ends = self.query.ends
         return ends[self.stop - 1] - (ends[self.start - 1] if self.start else 0)
 

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from app.errors import InferenceError
-from app.inference.contract import BatchResult, Kind, ModelOutput, Part, Words
+from app.inference.contract import BatchResult, ModelOutput, Part, Words
 
 HEADER_BYTES = 8
 """Length of the header of each message, which is the body's length. Batches and scores are arrays, all other messages
@@ -29,11 +29,12 @@ _NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=fl
 
 @dataclass(frozen=True, slots=True)
 class PartOfBatch:
-    """The kind of output for consecutive inputs of a batch."""
+    """What is computed for consecutive inputs of a batch; see `Query`."""
 
     inputs: int
-    kind: Kind
+    logits: bool
     top_k: int
+    """0 unless it asks for words."""
     targets: memoryview
 
 
@@ -64,17 +65,16 @@ def frame(body: bytes) -> bytes:
 
 
 def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> bytes:
-    """Serialize a batch."""
     head = array("i", (encoder, alone, len(parts)))
     table, lengths, pair_starts, counts = array("i"), array("i"), array("i"), array("i")
     positions, targets = array("i"), array("i")
     ids: list[array[int]] = []
     for query, start, stop in parts:
         encodings = query.encodings[start:stop]
-        table.extend((stop - start, query.kind, query.top_k, len(query.targets)))
+        table.extend((stop - start, query.logits, query.top_k, len(query.targets)))
         lengths.extend(query.lengths[start:stop])
         pair_starts.extend(map(attrgetter("second"), encodings))
-        if query.kind is Kind.WORDS:
+        if query.masks:
             counts.extend(map(len, query.masks[start:stop]))
             positions.extend(chain.from_iterable(query.masks[start:stop]))
             targets.extend(query.targets)
@@ -100,7 +100,7 @@ def read_batch(frame: bytes | bytearray) -> Batch:
 
     lengths, pair_starts, counts, positions = take(inputs), take(inputs), take(inputs), take(outputs)
     parts = [
-        PartOfBatch(table[i], Kind(table[i + 1]), table[i + 2], take(table[i + 3])) for i in range(0, len(table), _PART)
+        PartOfBatch(table[i], bool(table[i + 1]), table[i + 2], take(table[i + 3])) for i in range(0, len(table), _PART)
     ]
     return Batch(encoder, bool(alone), parts, lengths, pair_starts, counts, positions, data[at:])
 
@@ -118,7 +118,7 @@ def read_scores(parts: Sequence[Part], frame: bytes) -> BatchResult:
     at = 0
     found: list[list[ModelOutput] | InferenceError] = []
     for query, start, stop in parts:
-        if query.kind is Kind.WORDS:
+        if query.masks:
             edges = list(accumulate((len(masks) * query.top_k for masks in query.masks[start:stop]), initial=0))
         else:
             edges = list(range(0, query.labels * (stop - start + 1), query.labels))
@@ -128,10 +128,10 @@ def read_scores(parts: Sequence[Part], frame: bytes) -> BatchResult:
         if not isfinite(sum(scores)):  # float32 values cannot overflow in a float64 sum
             index = next(i for i, own in enumerate(outputs) if not isfinite(sum(own)))
             found.append(InferenceError(_NOT_FINITE, start + index))
-        elif query.kind is Kind.WORDS:
+        elif query.masks:
             ids = ints[at : at + edges[-1]].tolist()
             found.append([Words(own, ids[a:b]) for own, (a, b) in zip(outputs, pairwise(edges), strict=True)])
         else:
             found.append(outputs)
-        at += edges[-1] * (query.kind is Kind.WORDS)
+        at += edges[-1] * bool(query.masks)
     return BatchResult(found, _SECONDS.unpack_from(frame)[0])

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import BackendDiedError
 from app.inference.contract import BackendConfig, BackendInfo
@@ -71,7 +71,7 @@ def explain_exit(code: int | None) -> str:
     return f"the inference process ended with {how}; the log may have the reason"
 
 
-def run_fork_server(control: socket.socket, config: BackendConfig) -> None:
+def fork_server_main(control: socket.socket, config: BackendConfig) -> None:
     """Load the weights, send the backend's info through `control`, and serve each connection that comes through it: in
     a fork, or in this process where forks cannot compute."""
     os.setpgrp()  # by their group, the HTTP process finds the forks that have lost this process
@@ -144,10 +144,10 @@ def _fork_on_request(backend: TorchBackend, control: socket.socket) -> None:
                 continue
             if is_fork:
                 control.close()
-                _run_fork(backend, connection, number, server)
+                _serve_in_fork(backend, connection, number, server)
 
 
-def _run_fork(backend: TorchBackend, connection: socket.socket, number: int, server: int) -> None:
+def _serve_in_fork(backend: TorchBackend, connection: socket.socket, number: int, server: int) -> None:
     """Serve in a fork. The kernel kills it when the fork server ends. Does not return."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -178,32 +178,21 @@ def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> Non
     if number == 0:
         backend.warm_up_alone()
     connection.sendall(pickled(os.getpid()))
-    launched: deque[_Launched] = deque()
+    launched: deque[tuple[float, Callable[[], bytes] | Exception]] = deque()
     done_at = 0.0
     while True:
         if launched and (len(launched) == backend.info.in_flight or not _has_arrived(connection)):
-            oldest = launched.popleft()
-            answer = _answered(partial(backend.collect, oldest.batch), oldest.error)
-            began, done_at = max(oldest.at, done_at), time.perf_counter()
-            if not isinstance(answer, Exception):
-                answer = write_scores(done_at - began, answer)
-            connection.sendall(pickled(answer))
+            launched_at, wait = launched.popleft()
+            reply = wait if isinstance(wait, Exception) else _result_or_error(wait)
+            began, done_at = max(launched_at, done_at), time.perf_counter()
+            if not isinstance(reply, Exception):
+                reply = write_scores(done_at - began, reply)
+            connection.sendall(pickled(reply))
             continue
         frame = _received(connection, int.from_bytes(_received(connection, HEADER_BYTES), "little"))
         if not frame:
             return
-        at = time.perf_counter()
-        batch = _answered(partial(backend.launch, read_batch(frame)))
-        launched.append(_Launched(at, None, batch) if isinstance(batch, Exception) else _Launched(at, batch, None))
-
-
-class _Launched(NamedTuple):
-    """A batch that is being computed, or the error of launching it."""
-
-    at: float
-    """`time.perf_counter()`"""
-    batch: Any
-    error: Exception | None
+        launched.append((time.perf_counter(), _result_or_error(partial(backend.launch, read_batch(frame)))))
 
 
 def _received(connection: socket.socket, size: int) -> bytearray:
@@ -223,10 +212,9 @@ def _has_arrived(connection: socket.socket) -> bool:
     return bool(select.select([connection], [], [], 0)[0])
 
 
-def _answered(work: Callable[[], T], error: Exception | None = None) -> T | Exception:
-    """The result of `work`, or its error. Returns `error` at once if there is one."""
+def _result_or_error(work: Callable[[], T]) -> T | Exception:
     try:
-        return error or work()
+        return work()
     except BackendDiedError:
         logger.critical("this process can compute no further batch, and ends", exc_info=True)
         os._exit(1)

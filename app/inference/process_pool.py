@@ -134,7 +134,7 @@ class ProcessPool:
             while True:
                 server, self._processes[number] = self._server, process
                 self._on_start()
-                await process.run()
+                await process.deliver_replies()
                 del self._processes[number]
                 process = await self._replace(number, server)
                 logger.info("inference process %d was replaced", number)

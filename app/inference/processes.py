@@ -19,7 +19,7 @@ from typing import Any
 from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.contract import BackendConfig, BackendInfo
 from app.inference.frames import HEADER_BYTES, frame
-from app.inference.process_main import NUMBER_BYTES, explain_exit, run_fork_server
+from app.inference.process_main import NUMBER_BYTES, explain_exit, fork_server_main
 
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU}
 """Signals of a terminal are meant for the HTTP process, which needs the other processes while it drains. SIGTTOU would
@@ -156,7 +156,7 @@ class InferenceProcess:
         finally:  # break the cycle reply -> exception -> traceback -> this frame
             del reply
 
-    async def run(self) -> None:
+    async def deliver_replies(self) -> None:
         """Deliver the replies until the process ends."""
         try:
             with suppress(EOFError, ConnectionError):
@@ -168,7 +168,6 @@ class InferenceProcess:
             self.close()
 
     def kill(self) -> None:
-        """Kill the process."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -188,7 +187,7 @@ def _spawn(config: BackendConfig) -> tuple[SpawnProcess, socket.socket]:
     """Start the process. Returns it, and our end of the connection to it."""
     ours, theirs = socket.socketpair()
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    process = context.Process(target=run_fork_server, args=(theirs, config), name="inference")
+    process = context.Process(target=fork_server_main, args=(theirs, config), name="inference")
     resource_tracker.ensure_running()  # before the mask, because starting it unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)  # inherited by the process
     try:

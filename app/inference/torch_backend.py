@@ -17,17 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from app.errors import BackendDiedError, OutOfMemoryError, SettingsError
-from app.inference.contract import BackendConfig, BackendInfo, Head, Kind, Part, Query, ServedModel
+from app.inference.contract import BackendConfig, BackendInfo, Head, Part, Query, ServedModel
 from app.inference.frames import Batch, PartOfBatch, read_batch, write_batch
 from model import (
-    BertConfig,
     BertForPreTraining,
     BertForSequenceClassification,
     Checkpoint,
@@ -41,7 +39,7 @@ from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
 from model.inference.malloc import keep_freed_memory
 from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
-from model.inference.quantization import linear_seconds, quantize_encoder
+from model.inference.quantization import quantize_encoder
 from model.packing import ranges, round_up_to_bucket, starts_of
 
 logger = logging.getLogger(__name__)
@@ -64,8 +62,6 @@ class ComputePolicy:
     """Time for making kernels at start-up; the others are made at their first use."""
     min_seconds_for_all_threads: float = 0.004
     """Duration of a batch with one thread above which several threads are faster."""
-    min_int8_speedup: float = 1.2
-    """Speedup of a linear layer from which on the log recommends int8: the rest of the network gains nothing."""
     heads_in_graph: bool = False
     """Whether CUDA graphs compute the classifier's head too. Off until a GPU has run it."""
     masks_per_projection: int = 512
@@ -79,14 +75,6 @@ class ComputePolicy:
 
 
 POLICY = ComputePolicy()
-
-
-class Launched(NamedTuple):
-    """A batch on its way through the device."""
-
-    scores: Tensor
-    """Scores on the host; from a GPU, not valid before `copied`."""
-    copied: torch.cuda.Event | None
 
 
 class TorchBackend:
@@ -124,11 +112,9 @@ class TorchBackend:
         torch.set_num_threads(self._threads_each)
         if (index := torch.device(info.device).index) is not None:
             torch.cuda.set_device(index)  # for this thread's streams and graphs
-        wanted, info.dtype = info.dtype, _resolve_dtype(info.dtype, info.device)
+        info.dtype = _resolve_dtype(info.dtype, info.device)
         checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
-        if info.device == "cpu" and wanted in ("auto", "int8"):
-            _log_int8_speed(checkpoints["sentiment"].config, wanted)
         served = {name: _describe(checkpoint) for name, checkpoint in checkpoints.items()}
         threads = tuple(dict.fromkeys((self._threads_each, info.threads)))
         for name, checkpoint in checkpoints.items():
@@ -150,8 +136,11 @@ class TorchBackend:
             shortest = info.tokens_per_second * POLICY.min_seconds_for_all_threads / info.processes
             self._warm_up(info.threads, POLICY.max_cpu_tokens_alone, int(shortest) + 1)
 
-    def launch(self, batch: Batch) -> Launched:
-        """Begin to compute a batch; a CPU computes it at once.
+    def launch(self, batch: Batch) -> Callable[[], bytes]:
+        """Begin to compute a batch in one forward pass; a CPU computes it at once.
+
+        Returns:
+            A function that waits for the scores, see `app.inference.frames`. It raises the same errors.
 
         Raises:
             OutOfMemoryError: the batch does not fit into memory; fewer inputs may.
@@ -162,26 +151,21 @@ class TorchBackend:
             worth = len(batch.ids) * info.processes > info.tokens_per_second * POLICY.min_seconds_for_all_threads
             torch.set_num_threads(info.threads if batch.alone and worth else self._threads_each)
         with _torch_errors(), torch.inference_mode():
-            scores = self._compute(batch)
+            scores = self._scores(batch)
             if not scores.is_cuda:
-                return Launched(scores, None)
+                return scores.numpy().tobytes
             host = torch.empty(scores.shape, dtype=scores.dtype, pin_memory=True).copy_(scores, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
-            return Launched(host, copied)
 
-    def collect(self, launched: Launched) -> bytes:
-        """Wait for the scores of a batch; see `app.inference.frames`. Raises the errors of `launch`."""
-        with _torch_errors():
-            if launched.copied is not None:
-                launched.copied.synchronize()
-            return launched.scores.numpy().tobytes()
+        def wait() -> bytes:
+            with _torch_errors():
+                copied.synchronize()
+                return host.numpy().tobytes()
 
-    def run(self, batch: Batch) -> bytes:
-        """Compute the scores of a batch in one forward pass. Raises the errors of `launch`."""
-        return self.collect(self.launch(batch))
+        return wait
 
-    def _compute(self, batch: Batch) -> Tensor:
+    def _scores(self, batch: Batch) -> Tensor:
         """The scores of all parts, one after another, as float32."""
         name = list(self._networks)[batch.encoder]
         network = self._networks[name]
@@ -220,7 +204,7 @@ class TorchBackend:
             before = time.perf_counter()
             if before - began > POLICY.speed_seconds or count * length > self.info.max_useful_tokens:
                 break
-            self.run(_trial(number, served.heads[-1], [served.tokenizer.cls_id] * length, count))
+            self.launch(_trial(number, served.heads[-1], [served.tokenizer.cls_id] * length, count))()
             best = max(best, count * length / (time.perf_counter() - before))
         return best
 
@@ -228,7 +212,7 @@ class TorchBackend:
         """Compute one forward pass per head, so that a checkpoint without finite scores fails at start-up."""
         ids = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
         for head in served.heads:
-            scores = self.run(_trial(number, head, ids))
+            scores = self.launch(_trial(number, head, ids))()
             if not all(map(math.isfinite, memoryview(scores).cast("f"))):
                 raise CheckpointError(
                     self._directories[name],
@@ -239,10 +223,7 @@ class TorchBackend:
 def _trial(encoder: int, head: Head, ids: list[int], count: int = 1) -> Batch:
     """A batch of equal texts whose second token is a mask."""
     encodings = [Encoding(array("i", ids), len(ids), [], truncated=False)] * count
-    if head is Head.WORDS:
-        query = Query(Kind.WORDS, encodings, masks=[(1,)] * count, top_k=1)
-    else:
-        query = Query(Kind.PROBABILITIES, encodings)
+    query = Query(encodings, masks=[(1,)] * count, top_k=1) if head is Head.WORDS else Query(encodings)
     return read_batch(bytearray(write_batch(encoder, [Part(query, 0, count)])))
 
 
@@ -274,7 +255,7 @@ def _class_scores(rows: Tensor, parts: Sequence[PartOfBatch]) -> Tensor:
     logits, scores = rows.chunk(2, dim=-1)  # views of a copy, because `rows` was indexed
     first = 0
     for part in parts:
-        if part.kind is Kind.LOGITS:
+        if part.logits:
             scores[first : first + part.inputs] = logits[first : first + part.inputs]
         first += part.inputs
     return scores
@@ -289,7 +270,7 @@ def _pretraining_scores(network: BertForPreTraining, hidden: Tensor, batch: Batc
     for number, part in enumerate(batch.parts):
         rows = hidden[edges[first] : edges[first + part.inputs]]
         first += part.inputs
-        if part.kind is Kind.WORDS:
+        if part.top_k:
             masked[number] = (part, rows)
         else:
             assert network.next_sentence is not None
@@ -379,7 +360,8 @@ def _place(network: Network, device: str, dtype: str, threads: tuple[int, ...]) 
     """Move the encoder to the device in `dtype`, and the heads in float32: in bfloat16, logits of scores that differ by
     5% would be equal.
 
-    In int8, the encoder's linear layers are quantized, and the rest stays in float32.
+    In int8, the encoder's linear layers are quantized, and the rest stays in float32. Raises SettingsError if this
+    processor has no exact product of int8.
     """
     heads = {name: copy.deepcopy(head) for name, head in network.named_children() if name != "encoder"}
     network.encoder.to(torch.float32 if dtype == "int8" else getattr(torch, dtype))
@@ -391,7 +373,10 @@ def _place(network: Network, device: str, dtype: str, threads: tuple[int, ...]) 
         for parameter in network.encoder.parameters():  # copied, because the mapped file may be replaced
             parameter.data = parameter.data.clone()
         if dtype == "int8":
-            quantize_encoder(network.encoder)
+            try:
+                quantize_encoder(network.encoder)
+            except UnsupportedInt8Error as error:
+                raise SettingsError(f"BERT_DTYPE=int8: {error}; set BERT_DTYPE=auto") from error
         else:
             prepack(network.encoder, threads)
     return network
@@ -428,28 +413,6 @@ def _resolve_device(device: str) -> str:
                 f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}; set one up to it"
             )
     return device
-
-
-def _log_int8_speed(config: BertConfig, wanted: str) -> None:
-    """Log the speed of int8 beside that of the precision that "auto" chooses. `wanted`: `BERT_DTYPE`, one of the two.
-
-    Raises:
-        SettingsError: int8 is wanted, and this processor has no exact product of int8.
-    """
-    other = _resolve_dtype("auto", "cpu")
-    try:
-        seconds, in_int8 = linear_seconds(config.hidden_size, config.intermediate_size, getattr(torch, other))
-    except UnsupportedInt8Error as error:
-        if wanted == "int8":
-            raise SettingsError(f"BERT_DTYPE=int8: {error}; set BERT_DTYPE=auto") from error
-        return
-    times = f"a linear layer takes {in_int8 * 1e3:.2f} ms in int8 and {seconds * 1e3:.2f} ms in {other}"
-    if wanted == "int8" and in_int8 > seconds:
-        logger.warning("%s: BERT_DTYPE=auto is faster on this processor", times)
-    elif wanted == "int8":
-        logger.info("%s", times)
-    elif in_int8 * POLICY.min_int8_speedup < seconds:
-        logger.info("%s: BERT_DTYPE=int8 is faster on this processor; try it on your own texts first", times)
 
 
 def _resolve_dtype(dtype: str, device: str) -> str:

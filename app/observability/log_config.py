@@ -22,7 +22,6 @@ class JSONFormatter(UTCFormatter):
     """Writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as JSON."""
         line = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),

@@ -26,7 +26,7 @@ EXIT_BACKEND_DIED = 4
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings, hangup: Hangup) -> int:
+def serve(settings: Settings, hangup: Hangup) -> int:
     """Serve until a signal comes or the models fail. Returns the exit code."""
     try:
         listening = _listen(settings.host, settings.port)  # before the models load

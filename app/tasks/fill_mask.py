@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field, StrictInt
@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from app.errors import InvalidInputError
-from app.inference.contract import Head, Kind, ModelOutput, Query, ServedModel, Words
+from app.inference.contract import Head, ModelOutput, Query, ServedModel, Words
 from app.tasks.schemas import MAX_TOP_K, Input, OneOrMany, Parameters, Reading, Strict, Target, described, with_examples
 from app.tasks.task import PREDICTION_BYTES, Operation, Question, Task, reading
 from model.errors import NoMaskError, TextError
@@ -91,31 +91,27 @@ class FillMaskResponse(TypedDict):
     results: list[FillMaskResult]
 
 
-def fill_mask_question(
-    served: ServedModel,
-    inputs: Sequence[Input],
-    *,
-    top_k: int | None = None,
-    targets: Sequence[str] = (),
-    truncate: bool = False,
-) -> FillMaskQuestion:
-    """Make the question from a request. Raises InvalidInputError if a target is not a single token of the
-    vocabulary."""
-    ids = _target_ids(served, targets)
-    words = len(ids) or served.tokenizer.vocab_size
-    return FillMaskQuestion(inputs, served, ids, min(top_k or len(ids) or DEFAULT_TOP_K, words), truncate)
-
-
 @dataclass(slots=True)
 class FillMaskQuestion(Question):
-    """The words for the masks of texts; see `fill_mask_question`."""
+    """The words for the masks of texts.
 
-    inputs: Sequence[Input]
+    Raises:
+        InvalidInputError: a target is not a single token of the vocabulary.
+    """
+
     served: ServedModel
-    targets: tuple[int, ...]
-    top_k: int
-    truncate: bool
+    inputs: Sequence[Input]
+    top_k: int | None = None
+    targets: Sequence[str] = ()
+    truncate: bool = False
+    target_ids: tuple[int, ...] = field(init=False)
+    words_per_mask: int = field(init=False)
     split_advice = "lower top_k, or send fewer masks or fewer or shorter texts"
+
+    def __post_init__(self) -> None:
+        self.target_ids = _target_ids(self.served, self.targets)
+        most = len(self.target_ids) or self.served.tokenizer.vocab_size
+        self.words_per_mask = min(self.top_k or len(self.target_ids) or DEFAULT_TOP_K, most)
 
     def encode(self, given: Input) -> Encoding:
         """Tokenize a text. Raises NoMaskError if it has no mask, or if truncation removed one."""
@@ -135,7 +131,7 @@ class FillMaskQuestion(Question):
         """Ask for the words at the masks."""
         mask_id = self.served.tokenizer.mask_id
         masks = [tuple(i for i, token in enumerate(one.ids) if token == mask_id) for one in encodings]
-        return Query(Kind.WORDS, encodings, masks=masks, top_k=self.top_k, targets=self.targets)
+        return Query(encodings, masks=masks, top_k=self.words_per_mask, targets=self.target_ids)
 
     def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[FillMaskResult]:
         """The predictions for each mask of each text."""
@@ -145,7 +141,7 @@ class FillMaskQuestion(Question):
             masks: list[Mask] = [
                 {
                     "position": position,
-                    "predictions": self._predictions(str(text), encoding.spans[position], words, number * self.top_k),
+                    "predictions": self._predictions(str(text), encoding.spans[position], words, number),
                 }
                 for number, position in enumerate(positions)
             ]
@@ -154,15 +150,15 @@ class FillMaskQuestion(Question):
 
     def response_bytes(self, query: Query) -> int:
         """Estimate the bytes of the response, which repeats the text for each prediction."""
-        return self.top_k * sum(
+        return self.words_per_mask * sum(
             (len(to_json(text)) + PREDICTION_BYTES) * len(positions)
             for text, positions in zip(self.inputs, query.masks, strict=True)
         )
 
-    def _predictions(self, text: str, span: tuple[int, int], words: Words, start: int) -> list[TokenPrediction]:
-        """The predictions for the mask at `span`, whose words begin at `start`."""
+    def _predictions(self, text: str, span: tuple[int, int], words: Words, number: int) -> list[TokenPrediction]:
+        """The predictions for a text's mask with this number, which is at `span`."""
         predictions: list[TokenPrediction] = []
-        for i in range(start, start + self.top_k):
+        for i in range(number * self.words_per_mask, (number + 1) * self.words_per_mask):
             token = self.served.tokenizer.token(words.token_ids[i])
             predictions.append(
                 {
@@ -221,6 +217,5 @@ FILL_MASK = Task(
     head=Head.WORDS,
     inputs="text",
     hugging_face="fill-mask",
-    results="words",
-    question=fill_mask_question,
+    question=FillMaskQuestion,
 )

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from app.errors import InvalidRequestError
-from app.inference.contract import Kind, ModelOutput, Query, ServedModel
+from app.inference.contract import ModelOutput, Query, ServedModel
 from app.tasks.schemas import Input, Reading, described
 from app.tasks.task import PREDICTION_BYTES, Question, reading
 from model.tokenizer import Encoding
@@ -47,53 +47,36 @@ def example_response(model: str, **scores: float) -> dict[str, Any]:
     return {"model": model, "results": [{"predictions": predictions, "tokens": 11, "truncated": False}]}
 
 
-def label_question(
-    served: ServedModel,
-    inputs: Sequence[Input],
-    *,
-    labels: Sequence[str] | None = None,
-    top_k: int | None = None,
-    truncate: bool = False,
-    truncation: str | None = None,
-    function_to_apply: str | None = None,
-) -> LabelQuestion:
-    """Make the question from a request.
-
-    Args:
-        labels: labels of the task; by default the checkpoint's.
-        top_k: number of labels to return; by default all.
-        truncation: see `Tokenizer.encode`; by default the checkpoint's.
-        function_to_apply: `none` for logits as scores, or the checkpoint's own score function.
-    """
-    if function_to_apply not in (None, "none") and function_to_apply != (computed := served.config.score_function):
-        raise InvalidRequestError.at(
-            f"the loaded checkpoint's scores are computed with {computed!r}, not {function_to_apply!r}; leave this out",
-            *("parameters", "function_to_apply"),
-        )
-    return LabelQuestion(
-        inputs,
-        served,
-        labels or served.config.labels,
-        Kind.LOGITS if function_to_apply == "none" else Kind.PROBABILITIES,
-        top_k,
-        truncate,
-        truncation or served.config.truncation,
-    )
-
-
 @dataclass(slots=True)
 class LabelQuestion(Question):
-    """The labels of texts or pairs; see `label_question`."""
+    """The labels of texts or pairs.
 
-    inputs: Sequence[Input]
+    Raises:
+        InvalidRequestError: the checkpoint has another score function than `function_to_apply`.
+    """
+
     served: ServedModel
-    labels: Sequence[str]
-    kind: Kind
-    top_k: int | None
-    truncate: bool
-    truncation: str
+    inputs: Sequence[Input]
+    labels: Sequence[str] = ()
+    """Labels of the task; by default the checkpoint's."""
+    top_k: int | None = None
+    """Number of labels to return; by default all."""
+    truncate: bool = False
+    truncation: str | None = None
+    """See `Tokenizer.encode`; by default the checkpoint's."""
+    function_to_apply: str | None = None
+    """`none` for logits as scores, or the checkpoint's own score function."""
     spans = False
     split_advice = "lower top_k, or send fewer texts"
+
+    def __post_init__(self) -> None:
+        config, asked = self.served.config, self.function_to_apply
+        if asked not in (None, "none") and asked != (computed := config.score_function):
+            raise InvalidRequestError.at(
+                f"the loaded checkpoint's scores are computed with {computed!r}, not {asked!r}; leave this out",
+                *("parameters", "function_to_apply"),
+            )
+        self.labels = self.labels or config.labels
 
     def encode(self, given: Input) -> Encoding:
         """Tokenize a text or pair."""
@@ -103,13 +86,13 @@ class LabelQuestion(Question):
             text_pair,
             max_length=self.served.config.max_position_embeddings,
             truncate=self.truncate,
-            truncation=self.truncation,
+            truncation=self.truncation or self.served.config.truncation,
             spans=self.spans,
         )
 
     def query(self, encodings: list[Encoding]) -> Query:
         """Ask for the scores or logits of the labels."""
-        return Query(self.kind, encodings, len(self.labels))
+        return Query(encodings, len(self.labels), self.function_to_apply == "none")
 
     def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[LabelResult]:
         """The labels of each input, highest score first."""

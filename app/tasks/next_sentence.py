@@ -7,7 +7,7 @@ from functools import partial
 from pydantic import Field
 
 from app.inference.contract import Head
-from app.tasks.labels import LabelResponse, example_response, label_question
+from app.tasks.labels import LabelQuestion, LabelResponse, example_response
 from app.tasks.schemas import OneOrMany, Parameters, Strict, TextPair, with_examples
 from app.tasks.task import Operation, Task
 
@@ -37,6 +37,5 @@ NEXT_SENTENCE = Task(
     response=LabelResponse,
     head=Head.NEXT_SENTENCE,
     inputs="pair",
-    results="labels",
-    question=partial(label_question, labels=LABELS),
+    question=partial(LabelQuestion, labels=LABELS),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, StrictInt
 
 from app.inference.contract import Head
-from app.tasks.labels import LabelResponse, example_response, label_question
+from app.tasks.labels import LabelQuestion, LabelResponse, example_response
 from app.tasks.schemas import MAX_TOP_K, Parameters, Strict, TextsOrPairs, with_examples
 from app.tasks.task import Operation, Task
 
@@ -41,7 +41,6 @@ SENTIMENT = Task(
     response=LabelResponse,
     head=Head.LABELS,
     inputs="either",
-    results="labels",
-    question=label_question,
+    question=LabelQuestion,
     hugging_face="text-classification",
 )

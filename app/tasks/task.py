@@ -76,14 +76,11 @@ class Task:
     response: Any
     """Type of a response's body."""
     head: Head
-    """The head that computes it."""
+    """The head that computes it. The adapters of protocols know the shape of its results from it."""
     inputs: Literal["text", "pair", "either"]
-    results: Literal["words", "labels"]
-    """The shape of its results, which adapters of protocols need to know. `question` takes the parameters of
-    `fill_mask_question` or of `label_question`."""
     question: Callable[..., Question]
-    """`question(served, inputs, **parameters)` makes the question of a request. Raises InvalidInputError or
-    InvalidRequestError if this model does not support a parameter."""
+    """`question(served, inputs, **parameters)`: `FillMaskQuestion` for `Head.WORDS`, otherwise `LabelQuestion`. Raises
+    InvalidInputError or InvalidRequestError if this model does not support a parameter."""
     hugging_face: str = ""
     """The method of Hugging Face's clients for this task, with hyphens. Without one, the task's name is its path
     there."""
@@ -111,7 +108,6 @@ def reading(encoding: Encoding, unk_id: int) -> Reading:
 
 
 def characters(given: Input) -> int:
-    """Characters of an input."""
     return len(given) if isinstance(given, str) else len(given.text) + len(given.text_pair)
 
 

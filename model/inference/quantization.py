@@ -19,7 +19,6 @@ The product is oneDNN's, of unsigned activations and signed weights. `torch._int
 
 from __future__ import annotations
 
-import time
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ from model.errors import UnsupportedInt8Error
 from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.prepack import LAYOUT_ROWS, PrepackedLinear, SplitProjection
 from model.packing import PackedBatch
-from model.timing import best_seconds
 
 _MAX_ACTIVATION = 255
 """Maximum activation, because the product takes unsigned 8-bit activations."""
@@ -224,25 +222,6 @@ def weight_limit(out_features: int, in_features: int) -> int:
         if all(torch.equal(product, expected.expand_as(product)) for product in products):
             return limit
     raise UnsupportedInt8Error(f"torch {torch.__version__} computes no exact int8 product on this processor")
-
-
-@torch.inference_mode()
-def linear_seconds(in_features: int, out_features: int, dtype: torch.dtype) -> tuple[float, float]:
-    """Seconds for 512 rows in a prepacked linear layer in `dtype`, and in int8: the best of interleaved calls.
-
-    It is CPU time, so that other processes do not influence the result.
-
-    Raises:
-        UnsupportedInt8Error: torch has no exact int8 product for this processor.
-    """
-    generator = torch.Generator().manual_seed(0)
-    weight, x = (torch.randn(rows, in_features, generator=generator) for rows in (out_features, 512))
-    bias = weight.new_zeros(out_features)
-    quantized = QuantizedLinear(weight, bias)  # first, because without it the other may be unavailable too
-    prepacked = PrepackedLinear(weight.to(dtype), bias.to(dtype))
-    calls = partial(prepacked, x.to(dtype)), partial(quantized, x)
-    seconds, int8_seconds = best_seconds(calls, rounds=8, clock=time.process_time)
-    return seconds, int8_seconds
 
 
 def _pack(weight: Tensor) -> Tensor:

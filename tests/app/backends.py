@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from app.errors import BackendDiedError, ProcessDiedError
-from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Kind, ModelOutput, Part, ServedModel, Words
+from app.inference.contract import (
+    BackendConfig,
+    BackendInfo,
+    BatchResult,
+    ModelOutput,
+    Part,
+    Query,
+    ServedModel,
+    Words,
+)
 from app.inference.frames import read_batch, read_scores, write_batch, write_scores
 from app.inference.torch_backend import TorchBackend
 from model import Encoding
@@ -21,7 +30,7 @@ PATIENCE = 120  # seconds; only a hung test waits so long
 class Asked(NamedTuple):
     """An input of a batch."""
 
-    kind: Kind
+    query: Query
     encoding: Encoding
 
 
@@ -29,7 +38,7 @@ def computed(backend: TorchBackend, encoder: str, parts: Sequence[Part]) -> Batc
     """The outputs of a batch, by the way that it takes to an inference process and back."""
     began = time.perf_counter()
     batch = read_batch(bytearray(write_batch(list(backend.info.models).index(encoder), parts)))
-    return read_scores(parts, write_scores(time.perf_counter() - began, backend.run(batch)))
+    return read_scores(parts, write_scores(time.perf_counter() - began, backend.launch(batch)()))
 
 
 @dataclass(eq=False)
@@ -61,9 +70,7 @@ class FakeBackend:
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
         self.computing_since = began = time.monotonic()
-        batch = [
-            Asked(query.kind, encoding) for query, start, stop in parts for encoding in query.encodings[start:stop]
-        ]
+        batch = [Asked(query, encoding) for query, start, stop in parts for encoding in query.encodings[start:stop]]
         self.batches.append(batch)
         self.entered.release()
         try:
@@ -129,7 +136,7 @@ class ThreadBackend:
 
 def _outputs(part: Part) -> list[ModelOutput]:
     query = part.query
-    if query.kind is not Kind.WORDS:
+    if not query.masks:
         return [[0.25, 0.75] for _ in range(part.inputs)]
     chosen = list(query.targets or range(5, 76))[: query.top_k]
     scores = [1 / (rank + 2) for rank in range(len(chosen))]

@@ -146,13 +146,6 @@ def test_all_impossible_values_are_named_at_once() -> None:
         Settings.read({"BERT_PORT": "x", "BERT_THREADS": "y"})
 
 
-@pytest.mark.parametrize("value", ["0", "2", "many"])
-def test_workers_other_than_one_are_an_error_that_names_replicas(value: str) -> None:
-    assert Settings.read({"BERT_WORKERS": "1"}) == Settings.read({"BERT_WORKERS": ""}) == Settings()
-    with pytest.raises(SettingsError, match=r"^BERT_WORKERS: .*replicas"):
-        Settings.read({"BERT_WORKERS": value})
-
-
 def test_variable_set_by_kubernetes_is_recognised() -> None:
     with pytest.raises(SettingsError, match="enableServiceLinks"):
         Settings.read({"BERT_PORT": "tcp://10.0.0.1:8000"})
@@ -198,7 +191,7 @@ def test_unknown_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) ->
 
 def test_unknown_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     environ = {
-        "BERT_API_KEY": "secret", "BERT_MAX_QUEUE_TOKEN": "7", "BERT_WORKERS": "1",
+        "BERT_API_KEY": "secret", "BERT_MAX_QUEUE_TOKEN": "7",
         "BERT_PORT_8000_TCP_ADDR": "10.0.0.1", "BERT_SERVICE_HOST": "10.0.0.1", "API_KEYS": "secret",
     }  # fmt: skip
     Settings.warn_of_unknown(environ | {"BERT_URL": "http://x", "BERT_SPEED": "9", "BERT_THREADS": "1"})

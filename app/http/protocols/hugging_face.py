@@ -10,6 +10,7 @@ from typing_extensions import TypeAliasType
 
 from app.http.handle import Call, TaskRoute
 from app.http.native import as_sent, locate_one
+from app.inference.contract import Head
 from app.tasks.fill_mask import FillMaskParameters, FillMaskRequest, TokenPrediction
 from app.tasks.labels import LabelPrediction
 from app.tasks.schemas import ALSO_TRUNCATION, Parameters, Truncate, as_list, given, with_examples
@@ -109,7 +110,7 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
 def _route(task: Task) -> TaskRoute:
     name = task.hugging_face or task.name
     shape: dict[str, Any]
-    if task.results == "words":
+    if task.head is Head.WORDS:
         shape = {
             "to_call": fill_mask,
             "request": HuggingFaceFillMaskRequest,

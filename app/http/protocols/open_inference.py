@@ -16,17 +16,12 @@ from pydantic import Field, StrictBool, StrictInt
 from pydantic_core import to_json
 from typing_extensions import TypeAliasType, TypedDict
 
-from app.errors import (
-    MAX_FAULTS,
-    Fault,
-    InvalidRequestError,
-    Loc,
-    TaskNotServedError,
-)
+from app.errors import MAX_FAULTS, Fault, InvalidRequestError, Loc, TaskNotServedError
 from app.http import openapi, operations
 from app.http.context import Service, context_of
 from app.http.handle import Call, TaskRoute
 from app.http.invalid import check_inputs, parse
+from app.inference.contract import Head
 from app.tasks.schemas import MAX_TOP_K, Input, Items, Parameters, Strict, TextPair, given, with_examples
 from app.tasks.task import Task, TaskResult
 from model.tokenizer_dir import MASK
@@ -201,7 +196,7 @@ def _inputs(body: InferRequest, task: Task) -> Sequence[Input]:
     texts = columns["text"]
     if "text_pair" in columns:
         return [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
-    if task.results == "words":
+    if task.head is Head.WORDS:
         masks = ((i, text.count(MASK)) for i, text in enumerate(texts))
         several = [
             Fault(f"text {i} has {count} masks, this model takes one; see /fill-mask", ("inputs", 0, "data", i))
@@ -214,12 +209,12 @@ def _inputs(body: InferRequest, task: Task) -> Sequence[Input]:
 
 
 def _outputs(task: Task) -> list[str]:
-    return ["token_str" if task.results == "words" else "label", "score"]
+    return ["token_str" if task.head is Head.WORDS else "label", "score"]
 
 
 def _rows(task: Task, result: TaskResult) -> list[list[Any]]:
     """The predictions of each text."""
-    if task.results == "words":
+    if task.head is Head.WORDS:
         return [found["masks"][0]["predictions"] for found in result.results]
     return [found["predictions"] for found in result.results]
 
@@ -239,8 +234,8 @@ def _route(task: Task) -> TaskRoute:
                 is_binary[output.name] = output.parameters.binary_data
         tensors = [tensor.name for tensor in body.inputs]
 
-        def locate(error: Exception, loc: Loc) -> tuple[Exception, Loc]:
-            return error, ("inputs", tensors.index(str((*loc, "text")[2])), "data", loc[1])
+        def locate(loc: Loc) -> Loc:
+            return ("inputs", tensors.index(str((*loc, "text")[2])), "data", loc[1])
 
         microseconds = body.parameters and body.parameters.timeout
         return Call(

@@ -16,7 +16,7 @@ from app.http.handle import MAX_RESPONSE_BYTES, Call, TaskRoute
 from app.http.invalid import check_inputs, parse
 from app.http.native import as_sent, locate_one
 from app.http.protocols.hugging_face import predictions
-from app.inference.contract import Kind, ModelOutput, Query, ServedModel
+from app.inference.contract import ModelOutput, Query, ServedModel
 from app.tasks.labels import LabelPrediction
 from app.tasks.schemas import (
     ALSO_TRUNCATION,
@@ -31,7 +31,6 @@ from app.tasks.schemas import (
     with_examples,
 )
 from app.tasks.task import PREDICTION_BYTES, Question, Task, TaskResult
-from model.errors import TextTooLongError
 from model.tokenizer import Encoding
 
 TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
@@ -132,11 +131,9 @@ def predict(body: PredictRequest) -> Call:
     is_batch = _is_batch(body)
     rows: list[Any] = as_list(body.inputs) if is_batch else [as_list(body.inputs)]
 
-    def locate(error: Exception, loc: Loc) -> tuple[Exception, Loc]:
-        if isinstance(error, TextTooLongError):
-            error = error.with_option("truncate")
+    def locate(loc: Loc) -> Loc:
         _, row, *half = loc
-        return error, ("inputs", *([row] if is_batch else []), *(["text", "text_pair"].index(str(x)) for x in half))
+        return ("inputs", *([row] if is_batch else []), *(["text", "text_pair"].index(str(x)) for x in half))
 
     return Call(
         [TextPair(*row) if len(row) == 2 else row[0] for row in rows],
@@ -162,24 +159,23 @@ def tokenize(body: TokenizeRequest) -> Call:
     return Call(texts, {}, write, as_sent if is_list else locate_one)
 
 
-def tokenize_question(served: ServedModel, inputs: Sequence[Input]) -> TokenizeQuestion:
-    """Make the question from a request. Raises TooLargeError if the response to so long texts could be too large."""
-    size, most = sum(len(str(text)) for text in inputs), MAX_RESPONSE_BYTES // PREDICTION_BYTES * CHARACTERS_PER_TOKEN
-    if size > most:
-        raise TooLargeError(
-            f"the texts have {size} characters, a request may have {most}; {TokenizeQuestion.split_advice}"
-        )
-    return TokenizeQuestion(inputs, served)
-
-
 @dataclass(slots=True)
 class TokenizeQuestion(Question):
-    """The tokens of whole texts; see `tokenize_question`."""
+    """The tokens of whole texts.
 
-    inputs: Sequence[Input]
+    Raises:
+        TooLargeError: the response to so long texts could be too large.
+    """
+
     served: ServedModel
+    inputs: Sequence[Input]
     split_advice = "send fewer or shorter texts"
     needs_model = False
+
+    def __post_init__(self) -> None:
+        size = sum(len(str(text)) for text in self.inputs)
+        if size > (most := MAX_RESPONSE_BYTES // PREDICTION_BYTES * CHARACTERS_PER_TOKEN):
+            raise TooLargeError(f"the texts have {size} characters, a request may have {most}; {self.split_advice}")
 
     def encode(self, given: Input) -> Encoding:
         """Tokenize a whole text."""
@@ -187,7 +183,7 @@ class TokenizeQuestion(Question):
 
     def query(self, encodings: list[Encoding]) -> Query:
         """Keep the tokens; no model reads them."""
-        return Query(Kind.PROBABILITIES, encodings)
+        return Query(encodings)
 
     def response_bytes(self, query: Query) -> int:
         """Estimate the bytes of the response from the tokens."""
@@ -195,19 +191,17 @@ class TokenizeQuestion(Question):
 
     def results(self, query: Query, _: Sequence[ModelOutput]) -> list[list[TextToken]]:
         """The tokens of each text. The first and the last token are [CLS] and [SEP]."""
-        return [self._tokens(str(text), encoding) for text, encoding in zip(self.inputs, query.encodings, strict=True)]
-
-    def _tokens(self, text: str, encoding: Encoding) -> list[TextToken]:
-        last = len(encoding) - 1
-        tokens: list[TextToken] = []
-        for i, (token_id, (start, stop)) in enumerate(zip(encoding.ids, encoding.spans, strict=True)):
-            if i in (0, last):
-                name = self.served.tokenizer.token(token_id)
-                tokens.append({"id": token_id, "text": name, "special": True, "start": None, "stop": None})
-            else:
-                part = text[start:stop]
-                tokens.append({"id": token_id, "text": part, "special": False, "start": start, "stop": stop})
-        return tokens
+        results: list[list[TextToken]] = []
+        for text, encoding in zip(map(str, self.inputs), query.encodings, strict=True):
+            tokens: list[TextToken] = [
+                {"id": token_id, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+                for token_id, (start, stop) in zip(encoding.ids, encoding.spans, strict=True)
+            ]
+            for token in (tokens[0], tokens[-1]):
+                name = self.served.tokenizer.token(token["id"])
+                token.update({"text": name, "special": True, "start": None, "stop": None})
+            results.append(tokens)
+        return results
 
 
 def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
@@ -221,8 +215,7 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
         response=list[list[TextToken]],
         head=classifier.head,
         inputs="text",
-        results="labels",
-        question=tokenize_question,
+        question=TokenizeQuestion,
     )
     return [
         TaskRoute(

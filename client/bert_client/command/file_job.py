@@ -377,7 +377,7 @@ def answer_rows(
 def new_cells(outcome: Result | ProblemError) -> dict[str, Any]:
     """The cells that an answer adds to its row."""
     if isinstance(outcome, ProblemError):
-        detail = outcome.detail.replace("set parameters.truncate to true", "give --truncate")
+        detail = outcome.detail.replace("set truncate to true", "give --truncate")
         return {"error": PROCESS_ENDED if outcome.ended_process else detail}
     common = {"truncated": outcome.truncated, "error": None}
     if isinstance(outcome, FillMaskResult):

@@ -29,7 +29,7 @@ from app.errors import (
     TooLargeError,
     UnavailableError,
 )
-from app.inference.contract import BackendInfo, BatchResult, Head, Kind, Part, Query, ServedModel
+from app.inference.contract import BackendInfo, BatchResult, Head, Part, Query, ServedModel
 from app.observability.metrics import Metrics
 from app.settings import Settings
 from model import Encoding
@@ -142,7 +142,7 @@ def soon() -> Deadline:
 
 def numbers(*items: int, tokens: int = 10) -> Query:
     encodings = [Encoding(array("i", [item] * tokens), tokens, [], truncated=False) for item in items]
-    return Query(Kind.PROBABILITIES, encodings)
+    return Query(encodings)
 
 
 async def ask(
@@ -345,13 +345,13 @@ async def test_engine_failed_request_is_in_no_reference_cycle(
     backend: DoublingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After gc.freeze() a cycle is never collected, and it would hold all texts of the request."""
-    monkeypatch.setattr("app.batching.engine.logger.exception", lambda *_: None)  # pytest would keep its frames
+    monkeypatch.setattr("app.batching.engine.logger.error", lambda *_, **__: None)  # pytest would keep its frames
 
     class Referable(Query):
         __slots__ = ("__weakref__",)
 
     async def fail() -> weakref.ref[Query]:
-        query = Referable(Kind.PROBABILITIES, numbers(1).encodings)
+        query = Referable(numbers(1).encodings)
         try:
             await engine.compute(query, "a", soon())
         except InferenceError:

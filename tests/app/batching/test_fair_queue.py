@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.batching.fair_queue import FairQueue
-from app.inference.contract import Kind, Part, Query
+from app.inference.contract import Part, Query
 from model import Encoding
 
 Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=8)
@@ -17,7 +17,7 @@ Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_si
 
 def request_of(tokens: Sequence[int], encoder: str = "a") -> Query:
     encodings = [Encoding(array("i", [5] * length), length, [], truncated=False) for length in tokens]
-    return Query(Kind.PROBABILITIES, encodings, 2, encoder=encoder)
+    return Query(encodings, 2, encoder=encoder)
 
 
 def waiting_of(requests: Sequence[Query]) -> FairQueue:

@@ -17,7 +17,7 @@ import pytest
 from app.batching.admission import Deadline
 from app.batching.lifecycle import Lifecycle, State
 from app.errors import BackendDiedError, ProcessDiedError, UnavailableError
-from app.inference.contract import Head, Kind, Query
+from app.inference.contract import Head, Query
 from app.observability.metrics import Metrics
 from app.settings import Settings
 from tests.app.waiting import until
@@ -60,7 +60,7 @@ async def ask(lifecycle: Lifecycle, text: str = "a", *more: str) -> str:
     """Have texts computed, as a request does. Returns the name of the model that has computed them."""
     engine = lifecycle.engine
     encoder, served = engine.model_with(Head.LABELS, "sentiment")
-    query = Query(Kind.PROBABILITIES, list(map(served.tokenizer.encode, (text, *more))), 2)
+    query = Query(list(map(served.tokenizer.encode, (text, *more))), 2)
     async with asyncio.timeout(PATIENCE):  # a test that fails ends
         outputs = await engine.compute(query, encoder, Deadline.after(HOUR))
     assert len(outputs) == 1 + len(more)

@@ -72,7 +72,7 @@ def test_throughput_recovers_from_a_measurement_on_a_busy_machine() -> None:
 
 def test_throughput_batch_after_out_of_memory_is_smaller_for_a_while() -> None:
     measured = throughput(batch=100, oom_recovery_batches=3)
-    measured.record_out_of_memory(40)
+    measured.record_out_of_memory(80)
     assert measured.batch_tokens == 40
     for _ in range(2):
         measured.record_batch(40, seconds=1.0, concurrent=1)
@@ -86,7 +86,7 @@ def test_throughput_batch_after_out_of_memory_is_smaller_for_a_while() -> None:
 def test_throughput_batches_beside_idle_processes_lift_the_limit_of_memory() -> None:
     measured = throughput(batch=100, oom_recovery_batches=3)
     measured.set(1000.0, processes=4, max_useful_tokens=1000)
-    measured.record_out_of_memory(40)
+    measured.record_out_of_memory(80)
     for _ in range(3):
         measured.record_batch(40, seconds=1.0, concurrent=1)
     assert measured.batch_tokens == 80

@@ -24,9 +24,8 @@ from app.errors import (
 )
 from app.http import handle
 from app.http.context import RequestContext, Service
-from app.http.handle import MAX_RESPONSE_BYTES, Call, compute
+from app.http.handle import MAX_RESPONSE_BYTES, Call, task_result
 from app.http.native import as_sent
-from app.inference.contract import Kind
 from app.observability.metrics import Metrics
 from app.settings import Settings
 from app.tasks import FILL_MASK, NEXT_SENTENCE, SENTIMENT, TASKS
@@ -69,7 +68,7 @@ async def ask(
 ) -> TaskResult:
     call = Call(inputs, parameters, lambda result: result.results, as_sent)
     async with asyncio.timeout(PATIENCE):  # a test that fails ends
-        return await compute(context or RequestContext(service), task, call, Deadline.after(seconds))
+        return await task_result(context or RequestContext(service), task, call, Deadline.after(seconds))
 
 
 async def queued(service: Service, requests: int) -> None:
@@ -126,8 +125,8 @@ async def test_compute_tasks_of_one_encoder_share_a_forward_pass(backend: Any) -
         backend.gate.set()
         await asyncio.gather(first, *others)
     assert len(backend.batches) == 3
-    kinds = [[asked.kind for asked in batch] for batch in backend.batches]
-    assert sorted(kinds[1:], key=len) == [[Kind.PROBABILITIES], [Kind.WORDS, Kind.PROBABILITIES, Kind.WORDS]]
+    has_masks = [[bool(asked.query.masks) for asked in batch] for batch in backend.batches]
+    assert sorted(has_masks[1:], key=len) == [[False], [True, False, True]]
 
 
 async def test_compute_results_keep_the_order_of_the_inputs(backend: Any) -> None:

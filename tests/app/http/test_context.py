@@ -84,7 +84,7 @@ async def test_unhandled_error_is_logged_and_not_sent(
         async def break_down(*_: object, **__: object) -> None:
             raise ZeroDivisionError("internal")
 
-        monkeypatch.setattr(handle, "compute", break_down)
+        monkeypatch.setattr(handle, "task_result", break_down)
         with caplog.at_level(logging.ERROR):
             answer = await service.client.post("/sentiment", json={"inputs": "my secret text"})
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
@@ -99,7 +99,7 @@ async def test_unhandled_error_can_be_read_by_an_allowed_origin(serve: Any, monk
         async def break_down(*_: object, **__: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(handle, "compute", break_down)
+        monkeypatch.setattr(handle, "task_result", break_down)
         asks = {"Origin": "https://example.org", "X-Request-ID": "mine"}
         answer = await service.client.post("/sentiment", json={"inputs": "good"}, headers=asks)
         counted = await service.metric('bert_requests_total{status="500",task="sentiment"}')

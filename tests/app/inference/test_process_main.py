@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.errors import OutOfMemoryError
-from app.inference.contract import Kind, Part, Query
+from app.inference.contract import Part, Query
 from app.inference.frames import HEADER_BYTES, Batch, frame, read_scores, write_batch
 from app.inference.process_main import _serve
 from model import Encoding
@@ -30,19 +31,21 @@ class Device:
     def warm_up_alone(self) -> None:
         pass
 
-    def launch(self, batch: Batch) -> int:
-        self.done.append(f"launch {len(batch.ids)}")
-        if len(batch.ids) == 13:
+    def launch(self, batch: Batch) -> Callable[[], bytes]:
+        tokens = len(batch.ids)
+        self.done.append(f"launch {tokens}")
+        if tokens == 13:
             raise OutOfMemoryError
-        return len(batch.ids)
 
-    def collect(self, launched: int) -> bytes:
-        self.done.append(f"collect {launched}")
-        return array("f", [launched]).tobytes()
+        def wait() -> bytes:
+            self.done.append(f"collect {tokens}")
+            return array("f", [tokens]).tobytes()
+
+        return wait
 
 
 def part_of(tokens: int) -> Part:
-    return Part(Query(Kind.PROBABILITIES, [Encoding(array("i", [5] * tokens), tokens, [], truncated=False)], 1), 0, 1)
+    return Part(Query([Encoding(array("i", [5] * tokens), tokens, [], truncated=False)], 1), 0, 1)
 
 
 def reply(connection: socket.socket) -> Any:

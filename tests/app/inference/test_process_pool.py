@@ -23,7 +23,7 @@ import torch
 
 from app.errors import BackendDiedError, ProcessDiedError, SettingsError, UnavailableError
 from app.inference import process_main
-from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Head, Kind, Part, Query, Words
+from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Head, Part, Query, Words
 from app.inference.frames import read_batch
 from app.inference.process_main import pickled
 from app.inference.process_pool import ProcessPool
@@ -135,7 +135,7 @@ async def until_gone(pid: int) -> None:
 
 
 def sentiment_part(tokenizer: Tokenizer, text: str = "good") -> Part:
-    return Part(Query(Kind.PROBABILITIES, [tokenizer.encode(text, spans=False)], labels=2), 0, 1)
+    return Part(Query([tokenizer.encode(text, spans=False)], labels=2), 0, 1)
 
 
 async def test_process_pool_answers_as_the_models_in_this_process_do(
@@ -145,11 +145,11 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
     here.load()
     text = tokenizer.encode("a good [MASK]")
     mask = text.input_ids.index(tokenizer.mask_id)
-    pair = Query(Kind.PROBABILITIES, [tokenizer.encode("a film", "it was good")], labels=2)
+    pair = Query([tokenizer.encode("a film", "it was good")], labels=2)
     parts = [
-        Part(Query(Kind.WORDS, [text], masks=[(mask,)], top_k=3), 0, 1),
+        Part(Query([text], masks=[(mask,)], top_k=3), 0, 1),
         Part(pair, 0, 1),
-        Part(Query(Kind.WORDS, [text], masks=[(mask,)], top_k=2, targets=(5, 6)), 0, 1),
+        Part(Query([text], masks=[(mask,)], top_k=2, targets=(5, 6)), 0, 1),
     ]
     assert (await backend.run("pretrained", parts)).outputs == computed(here, "pretrained", parts).outputs
     assert set(backend.info.models) == set(here.info.models)
@@ -163,7 +163,7 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
 async def test_process_pool_large_batch_and_large_answer_arrive_whole(pair: ProcessPool, tokenizer: Tokenizer) -> None:
     text = tokenizer.encode("a [MASK]")
     masks = [(text.ids.index(tokenizer.mask_id),)] * 2000
-    query = Query(Kind.WORDS, [text] * 2000, masks=masks, top_k=50)
+    query = Query([text] * 2000, masks=masks, top_k=50)
     ((*answers,),) = (await pair.run("pretrained", [Part(query, 0, 2000)])).outputs
     assert len(answers) == 2000
     assert all(isinstance(answer, Words) and len(answer.scores) == 50 for answer in answers)
@@ -176,7 +176,7 @@ async def test_process_pool_batch_that_fails_leaves_the_process_alive(
     bad.query.encodings[0].ids[1] = 1_000_000
     with pytest.raises(IndexError) as raised:
         await backend.run("sentiment", [part, bad])
-    assert "in _compute" in "".join(raised.value.__notes__)  # where it happened, for the log
+    assert "in _scores" in "".join(raised.value.__notes__)  # where it happened, for the log
     assert len((await backend.run("sentiment", [part])).outputs) == 1
 
 
@@ -362,7 +362,7 @@ async def test_process_pool_closing_fails_what_is_computed(own_pair: ProcessPool
 async def test_process_that_is_no_longer_listened_to_fails_its_batch() -> None:
     ours, theirs = socket.socketpair()
     process = InferenceProcess(*await asyncio.open_connection(sock=ours))
-    listening = asyncio.create_task(process.run())
+    listening = asyncio.create_task(process.deliver_replies())
     asked = asyncio.create_task(process.ask(b"anything"))
     await asyncio.sleep(0)
     listening.cancel()
@@ -578,8 +578,7 @@ async def test_process_pool_only_a_lone_text_in_process_0_may_take_all_threads(
 async def test_logits_and_scores_of_one_batch_are_not_mixed_up(pair: ProcessPool) -> None:
     name, served = next((n, model) for n, model in pair.info.models.items() if Head.LABELS in model.heads)
     encoding = served.tokenizer.encode("good")
-    kinds = (Kind.LOGITS, Kind.PROBABILITIES, Kind.LOGITS)
-    result = await pair.run(name, [Part(Query(kind, [encoding], labels=2), 0, 1) for kind in kinds])
+    result = await pair.run(name, [Part(Query([encoding], 2, logits), 0, 1) for logits in (True, False, True)])
     logits, scores, again = [answer for (answer,) in result.outputs if isinstance(answer, list)]
     assert scores == pytest.approx(torch.tensor(logits).softmax(-1).tolist())
     assert logits == again != scores
@@ -611,7 +610,7 @@ async def test_process_pool_seconds_of_a_batch_are_the_processs_own(
 async def test_process_with_two_batches_in_flight_answers_in_their_order() -> None:
     ours, theirs = socket.socketpair()
     process = InferenceProcess(*await asyncio.open_connection(sock=ours))
-    listening = asyncio.create_task(process.run())
+    listening = asyncio.create_task(process.deliver_replies())
     first, second, third = (asyncio.create_task(process.ask(b"a batch")) for _ in range(3))
     await asyncio.sleep(0)
     since = process.computing_since

@@ -211,7 +211,6 @@ def broken_weights(directory: Path) -> dict[str, str]:
         ({"BERT_API_KEYS_FILE": "/nowhere"}, 1, "BERT_API_KEYS_FILE=/nowhere: "),
         ({"BERT_API_KEYS": ""}, 1, "BERT_API_KEYS=***: is empty: unset it"),
         ({"BERT_MAX_QUEUE_TOKENS": "many"}, 1, "BERT_MAX_QUEUE_TOKENS=many: "),
-        ({"BERT_WORKERS": "2"}, 1, "BERT_WORKERS: "),
     ],
     ids=lambda given: getattr(given, "__name__", None) or (next(iter(given)) if isinstance(given, dict) else None),
 )

@@ -9,8 +9,8 @@ import pytest
 from pydantic_core import to_json
 
 from app.errors import InvalidInputError
-from app.inference.contract import Kind, ServedModel, Words
-from app.tasks.fill_mask import FillMaskQuestion, fill, fill_mask_question
+from app.inference.contract import ServedModel, Words
+from app.tasks.fill_mask import FillMaskQuestion, fill
 from app.tasks.task import encode_all
 from model.errors import EmptyTextError, NoMaskError, TextError, TextTooLongError, UnknownTargetError
 
@@ -37,7 +37,7 @@ def test_fill_writes_a_token_into_the_callers_own_text(text: str, token: str, ex
 
 
 def test_fill_mask_results_replace_each_mask_alone(served: ServedModel) -> None:
-    question = fill_mask_question(served, ["Äh 😀 [MASK]  WAS [MASK]"], top_k=1)
+    question = FillMaskQuestion(served, ["Äh 😀 [MASK]  WAS [MASK]"], top_k=1)
     good = served.tokenizer.token_id("good")
     (result,) = results_of(question, Words([0.5, 0.25], [good, good]))
     assert [mask["predictions"] for mask in result["masks"]] == [
@@ -52,16 +52,16 @@ def test_fill_mask_results_replace_each_mask_alone(served: ServedModel) -> None:
 
 def test_fill_mask_results_keep_the_order_of_inputs_masks_and_scores(served: ServedModel) -> None:
     good, bad, film = map(served.tokenizer.token_id, ("good", "bad", "film"))
-    question = fill_mask_question(served, ["[MASK] a [MASK]", "a [MASK]"], top_k=2)
+    question = FillMaskQuestion(served, ["[MASK] a [MASK]", "a [MASK]"], top_k=2)
     results = results_of(question, Words([0.4, 0.3, 0.2, 0.1], [good, bad, film, good]), Words([0.9, 0.1], [bad, film]))
     words = [[[p["token_str"] for p in mask["predictions"]] for mask in result["masks"]] for result in results]
     assert words == [[["good", "bad"], ["film", "good"]], [["bad", "film"]]]
 
 
 def test_fill_mask_query_has_the_places_of_all_masks(served: ServedModel) -> None:
-    question = fill_mask_question(served, ["[MASK] a", "b [MASK] [MASK]"], top_k=3, targets=["good", "bad"])
+    question = FillMaskQuestion(served, ["[MASK] a", "b [MASK] [MASK]"], top_k=3, targets=["good", "bad"])
     query = question.query(encode_all(question))
-    assert (query.kind, query.masks, query.top_k) == (Kind.WORDS, [(1,), (2, 3)], 2)
+    assert (query.masks, query.top_k) == ([(1,), (2, 3)], 2)
     assert query.targets == tuple(map(served.tokenizer.token_id, ("good", "bad")))
 
 
@@ -79,34 +79,34 @@ def test_fill_mask_query_has_the_places_of_all_masks(served: ServedModel) -> Non
 def test_fill_mask_text_without_an_answer_is_an_error(
     served: ServedModel, text: str, truncate: bool, expected: type[TextError]
 ) -> None:
-    question = fill_mask_question(served, [text], truncate=truncate)
+    question = FillMaskQuestion(served, [text], truncate=truncate)
     with pytest.raises(expected):
         question.encode(text)
 
 
 def test_fill_mask_long_text_is_cut_behind_its_masks(served: ServedModel) -> None:
-    (encoding,) = encode_all(fill_mask_question(served, ["[MASK] " + "a " * 100], truncate=True))
+    (encoding,) = encode_all(FillMaskQuestion(served, ["[MASK] " + "a " * 100], truncate=True))
     assert (len(encoding), encoding.truncated) == (64, True)
 
 
 def test_fill_mask_text_is_cut_where_the_checkpoint_says(served: ServedModel) -> None:
     model = replace(served, config=served.config.replace(truncation="head_tail"))
-    (encoding,) = encode_all(fill_mask_question(model, ["a " * 100 + "[MASK]"], truncate=True))
+    (encoding,) = encode_all(FillMaskQuestion(model, ["a " * 100 + "[MASK]"], truncate=True))
     assert encoding.ids[62] == served.tokenizer.mask_id
 
 
 def test_fill_mask_unknown_target_is_named(served: ServedModel) -> None:
     with pytest.raises(InvalidInputError, match="xyzzy") as raised:
-        fill_mask_question(served, ["[MASK]"], targets=["good", "xyzzy"])
+        FillMaskQuestion(served, ["[MASK]"], targets=["good", "xyzzy"])
     ((error, loc),) = raised.value.faults
     assert loc == ("parameters", "targets", 1)
     assert isinstance(error, UnknownTargetError)
 
 
 def test_fill_mask_targets_that_are_one_token_count_once(served: ServedModel) -> None:
-    question = fill_mask_question(served, ["[MASK]"], targets=["good", "Good", "GOOD", "bad"])
-    assert list(map(served.tokenizer.token, question.targets)) == ["good", "bad"]
-    assert question.top_k == 2
+    question = FillMaskQuestion(served, ["[MASK]"], targets=["good", "Good", "GOOD", "bad"])
+    assert list(map(served.tokenizer.token, question.target_ids)) == ["good", "bad"]
+    assert question.words_per_mask == 2
 
 
 WORDS = ["good", "bad", "great", "boring", "film", "movie"]
@@ -126,14 +126,14 @@ WORDS = ["good", "bad", "great", "boring", "film", "movie"]
 def test_fill_mask_predictions_are_five_or_all_targets_unless_top_k_says_otherwise(
     served: ServedModel, targets: list[str], top_k: int | None, expected: int
 ) -> None:
-    assert fill_mask_question(served, ["[MASK]"], targets=targets, top_k=top_k).top_k == expected
+    assert FillMaskQuestion(served, ["[MASK]"], targets=targets, top_k=top_k).words_per_mask == expected
 
 
 @pytest.mark.parametrize("character", ["a", "\u0001", "\U0001f600", "é"])
 def test_fill_mask_response_bytes_are_about_those_of_the_json(served: ServedModel, character: str) -> None:
     """JSON writes six bytes for a control character, which the model does not even read."""
     texts = ["[MASK] " + character * 1000, "[MASK] a [MASK]"]
-    question = fill_mask_question(served, texts, top_k=3, truncate=True)
+    question = FillMaskQuestion(served, texts, top_k=3, truncate=True)
     query = question.query(encode_all(question))
     token, outputs = served.tokenizer.token_id("good"), []
     for masks in query.masks:

@@ -9,8 +9,8 @@ import pytest
 from pydantic_core import to_json
 
 from app.errors import InvalidRequestError
-from app.inference.contract import Kind, ServedModel
-from app.tasks.labels import LabelQuestion, label_question
+from app.inference.contract import ServedModel
+from app.tasks.labels import LabelQuestion
 from app.tasks.next_sentence import NEXT_SENTENCE
 from app.tasks.schemas import TextPair
 from app.tasks.sentiment import SENTIMENT
@@ -22,32 +22,32 @@ def results_of(question: LabelQuestion, *scores: list[float]) -> list[Any]:
 
 
 def test_label_results_come_likeliest_first(served: ServedModel) -> None:
-    (result,) = results_of(label_question(served, ["good"]), [0.1, 0.9])
+    (result,) = results_of(LabelQuestion(served, ["good"]), [0.1, 0.9])
     assert [tuple(p.values()) for p in result["predictions"]] == [("POSITIVE", 0.9), ("NEGATIVE", 0.1)]
     assert (result["tokens"], result["truncated"]) == (3, False)
 
 
 @pytest.mark.parametrize(("top_k", "expected"), [(None, 2), (1, 1), (100, 2)])
 def test_label_results_are_the_top_k(served: ServedModel, top_k: int | None, expected: int) -> None:
-    (result,) = results_of(label_question(served, ["good"], top_k=top_k), [0.1, 0.9])
+    (result,) = results_of(LabelQuestion(served, ["good"], top_k=top_k), [0.1, 0.9])
     assert [p["label"] for p in result["predictions"]] == ["POSITIVE", "NEGATIVE"][:expected]
 
 
 def test_label_results_keep_the_order_of_the_inputs(served: ServedModel) -> None:
-    results = results_of(label_question(served, ["a", "a film"]), [0.1, 0.9], [0.8, 0.2])
+    results = results_of(LabelQuestion(served, ["a", "a film"]), [0.1, 0.9], [0.8, 0.2])
     assert [result["predictions"][0]["label"] for result in results] == ["POSITIVE", "NEGATIVE"]
     assert [result["tokens"] for result in results] == [3, 4]
 
 
 def test_label_results_say_when_most_of_the_text_is_unknown(served: ServedModel) -> None:
     scores = [0.1, 0.9]
-    half, most = results_of(label_question(served, ["good \u0e01", "good \u0e01 \u0e02"]), scores, scores)
+    half, most = results_of(LabelQuestion(served, ["good \u0e01", "good \u0e01 \u0e02"]), scores, scores)
     assert "unknown_tokens" not in half
     assert most["unknown_tokens"] == 2
 
 
 def test_label_results_of_equal_scores_keep_the_order_of_the_labels(served: ServedModel) -> None:
-    (result,) = results_of(label_question(served, ["a"]), [0.5, 0.5])
+    (result,) = results_of(LabelQuestion(served, ["a"]), [0.5, 0.5])
     assert [p["label"] for p in result["predictions"]] == ["NEGATIVE", "POSITIVE"]
 
 
@@ -56,22 +56,20 @@ def test_label_question_has_the_checkpoints_labels_unless_the_task_has_its_own(s
     assert SENTIMENT.question(served, ["a"]).labels == ["NEGATIVE", "POSITIVE"]
     assert NEXT_SENTENCE.question(served, pairs).labels == ["IS_NEXT", "NOT_NEXT"]
     query = NEXT_SENTENCE.question(served, pairs).query([served.tokenizer.encode("a", "film")])
-    assert (query.kind, query.labels, list(query.lengths)) == (Kind.PROBABILITIES, 2, [5])
+    assert (query.logits, query.labels, list(query.lengths)) == (False, 2, [5])
 
 
-@pytest.mark.parametrize(
-    ("function", "kind"), [(None, Kind.PROBABILITIES), ("softmax", Kind.PROBABILITIES), ("none", Kind.LOGITS)]
-)
+@pytest.mark.parametrize(("function", "logits"), [(None, False), ("softmax", False), ("none", True)])
 def test_label_question_asks_for_logits_or_for_what_the_checkpoint_computes(
-    served: ServedModel, function: str | None, kind: Kind
+    served: ServedModel, function: str | None, logits: bool
 ) -> None:
-    question = label_question(served, ["a"], function_to_apply=function)
-    assert question.query(encode_all(question)).kind is kind
+    question = LabelQuestion(served, ["a"], function_to_apply=function)
+    assert question.query(encode_all(question)).logits is logits
 
 
 def test_label_question_refuses_a_function_that_the_checkpoint_does_not_compute(served: ServedModel) -> None:
     with pytest.raises(InvalidRequestError, match="computed with 'softmax', not 'sigmoid'") as raised:
-        label_question(served, ["a"], function_to_apply="sigmoid")
+        LabelQuestion(served, ["a"], function_to_apply="sigmoid")
     assert [error.loc for error in raised.value.errors] == [("parameters", "function_to_apply")]
 
 
@@ -89,7 +87,7 @@ def test_label_question_keeps_the_ends_that_the_checkpoint_says_unless_told_othe
 ) -> None:
     model = replace(served, config=served.config.replace(truncation=checkpoint))
     text = "bad " + "good " * 100 + "film"
-    (encoding,) = encode_all(label_question(model, [text], truncate=True, truncation=asked))
+    (encoding,) = encode_all(LabelQuestion(model, [text], truncate=True, truncation=asked))
     assert (len(encoding), encoding.truncated) == (64, True)
     ends = (served.tokenizer.token_id("bad"), served.tokenizer.token_id("film"))
     assert tuple(end in encoding.ids for end in ends) == (first, last)
@@ -99,7 +97,7 @@ def test_label_question_keeps_the_ends_that_the_checkpoint_says_unless_told_othe
 def test_label_response_bytes_are_about_those_of_the_json(served: ServedModel, top_k: int | None) -> None:
     labels = {0: "é" * 500, 1: "b"}
     long = replace(served, config=served.config.replace(id2label=labels))
-    question = label_question(long, ["a"] * 7, top_k=top_k)
+    question = LabelQuestion(long, ["a"] * 7, top_k=top_k)
     query = question.query(encode_all(question))
     written = len(to_json(question.results(query, [[0.123456789012, 0.1]] * 7)))
     assert written <= question.response_bytes(query) == 7 * (top_k or 2) * 1100

@@ -10,7 +10,7 @@ import pytest
 
 from app.errors import InvalidInputError
 from app.inference.contract import ServedModel
-from app.tasks.labels import LabelQuestion, label_question
+from app.tasks.labels import LabelQuestion
 from app.tasks.schemas import Input, TextPair
 from app.tasks.task import characters, encode_all
 from model.errors import EmptyTextError, TextTooLongError
@@ -30,18 +30,18 @@ class Counting:
 
 def counting(served: ServedModel, inputs: Sequence[Input]) -> tuple[Counting, LabelQuestion]:
     tokenizer: Any = Counting(served.tokenizer)
-    return tokenizer, label_question(replace(served, tokenizer=tokenizer), inputs)
+    return tokenizer, LabelQuestion(replace(served, tokenizer=tokenizer), inputs)
 
 
 def test_encode_all_keeps_the_order_of_the_inputs(served: ServedModel) -> None:
-    encodings = encode_all(label_question(served, ["a", "a film", TextPair("a", "film")]))
+    encodings = encode_all(LabelQuestion(served, ["a", "a film", TextPair("a", "film")]))
     assert [len(encoding) for encoding in encodings] == [3, 4, 5]
 
 
 def test_encode_all_names_all_inputs_without_an_answer(served: ServedModel) -> None:
     inputs = ["", "good", "a " * 100, TextPair("good", " "), TextPair("", "good")]
     with pytest.raises(InvalidInputError) as raised:
-        encode_all(label_question(served, inputs))
+        encode_all(LabelQuestion(served, inputs))
     assert [(type(error), loc) for error, loc in raised.value.faults] == [
         (EmptyTextError, ("inputs", 0)),
         (TextTooLongError, ("inputs", 2)),
@@ -54,7 +54,7 @@ def test_encode_all_names_all_inputs_without_an_answer(served: ServedModel) -> N
 def test_encode_all_errors_hold_no_frames(served: ServedModel) -> None:
     """A frame holds the list of errors: a cycle, which is never collected after `gc.freeze()`."""
     with pytest.raises(InvalidInputError) as raised:
-        encode_all(label_question(served, ["", ""]))
+        encode_all(LabelQuestion(served, ["", ""]))
     assert [error.__traceback__ for error, _ in raised.value.faults] == [None, None]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.inference.contract import Head
-from app.tasks.labels import LabelResponse, example_response, label_question
+from app.tasks.labels import LabelQuestion, LabelResponse, example_response
 from app.tasks.sentiment import SentimentRequest
 from app.tasks.task import Operation, Task
 
@@ -17,6 +17,5 @@ TOPICS = Task(
     response=LabelResponse,
     head=Head.LABELS,
     inputs="either",
-    results="labels",
-    question=label_question,
+    question=LabelQuestion,
 )

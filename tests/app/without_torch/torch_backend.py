@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from app.inference.contract import BackendConfig, BackendInfo, Head, Kind, ServedModel
+from app.inference.contract import BackendConfig, BackendInfo, Head, ServedModel
 from app.inference.frames import Batch
 from model import BertConfig, Tokenizer
 from model.errors import CheckpointError
@@ -29,23 +30,20 @@ class TorchBackend:
     def warm_up_alone(self) -> None:
         pass
 
-    def launch(self, batch: Batch) -> bytes:
+    def launch(self, batch: Batch) -> Callable[[], bytes]:
         labels = 2 if batch.encoder == 0 else len(self.info.models["sentiment"].config.labels)
         ends = list(accumulate(batch.counts, initial=0))
         scores, first = b"", 0
         for part in batch.parts:
             masks = ends[first + part.inputs] - ends[first]
             first += part.inputs
-            if part.kind is Kind.WORDS:
+            if part.top_k:
                 chosen = (part.targets.tolist() or list(range(part.top_k)))[: part.top_k]
                 row = [1 / (rank + 2) for rank in range(len(chosen))]
                 scores += array("f", row * masks).tobytes() + array("i", chosen * masks).tobytes()
             else:
                 scores += array("f", [1 / labels] * labels * part.inputs).tobytes()
-        return scores
-
-    def collect(self, scores: bytes) -> bytes:
-        return scores
+        return lambda: scores
 
 
 def _served(name: str, directory: Path) -> ServedModel:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.inference.contract import BackendConfig, Kind, Part, Query
+from app.inference.contract import BackendConfig, Part, Query
 from app.inference.torch_backend import TorchBackend
 from model import BertForSequenceClassification, PackedBatch, load_checkpoint
 from tests.app.backends import computed
@@ -63,7 +63,7 @@ def served(folder: Path, pretrained: Path, text: str) -> list[float]:
     )
     backend.load()
     model = backend.info.models["sentiment"]
-    query = Query(Kind.PROBABILITIES, [model.tokenizer.encode(text)], len(model.config.labels))
+    query = Query([model.tokenizer.encode(text)], len(model.config.labels))
     ((answer,),) = computed(backend, "sentiment", [Part(query, 0, 1)]).outputs
     assert isinstance(answer, list)
     return answer

@@ -13,7 +13,6 @@ from app.http.protocols.hugging_face import (
     HuggingFaceFillMaskRequest,
     HuggingFaceTokens,
 )
-from app.inference.contract import Kind
 
 
 async def post(serve: Any, path: str, body: Any) -> Any:
@@ -121,7 +120,7 @@ async def test_function_to_apply_is_refused_unless_the_checkpoint_computes_it(
 
 async def test_hf_logits_are_asked_of_the_backend(serve: Any, backend: Any) -> None:
     await post(serve, "/hf/text-classification", {"inputs": "good", "parameters": {"function_to_apply": "none"}})
-    assert [asked.kind for (asked,) in backend.batches] == [Kind.LOGITS]
+    assert [asked.query.logits for (asked,) in backend.batches] == [True]
 
 
 async def test_hf_errors_have_the_field_that_the_clients_read(serve: Any) -> None:
