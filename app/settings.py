@@ -47,7 +47,7 @@ _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a 
 def _split(value: object) -> object:
     if not isinstance(value, str):
         return value
-    parts = [part.strip() for part in re.split(r"[,\n]", value) if part.strip()]  # a secret may be a file with lines
+    parts = [part.strip() for part in re.split(r"[,\n]", value.removeprefix("\ufeff")) if part.strip()]
     if not parts:
         raise ValueError("is empty: unset it, or list at least one")  # without keys, the service is open to everyone
     return parts
@@ -62,36 +62,26 @@ def _as_access(value: object) -> object:
 
 
 def _as_keys(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    parts: Any = _split(value.removeprefix("\ufeff"))
-    return _keys(parts, "key {} {}: keys only, with commas between them")
+    """The keys in a text, between commas or line ends. Raises ValueError for other text, with its number but without
+    the text."""
+    parts: Any = _split(value)
+    for number, key in enumerate(parts, 1) if isinstance(value, str) else ():
+        if (found := re.search(r"^[#\"']|\s|[\"']$", key)) or not key.isprintable():
+            what = {"#": "is a comment", "": "has a character that cannot be seen"}
+            what |= dict.fromkeys("\"'", "begins or ends with a quotation mark")  # a shell drops it, Docker does not
+            fault = what.get(found[0] if found else "", "has white space")
+            raise ValueError(f"key {number} {fault}: keys only, with commas or line ends between them")
+    return parts
 
 
 def _keys_in(file: object) -> object:
-    """The keys in a file, or none without a file. Raises ValueError if the file has no keys, or other text."""
+    """The keys in a file. Raises ValueError if the file has no keys, or other text."""
     if file is None or file == ():
         return ()
     try:
-        lines = Path(str(file)).read_text(encoding="utf-8-sig").split("\n")
+        return _as_keys(Path(str(file)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         raise ValueError("cannot be read as text; check its path and permissions") from None
-    keys = _keys(lines, "line {} {}: keys only, one per line")
-    if not keys:
-        raise ValueError("has no key: write one per line")
-    return keys
-
-
-def _keys(given: Sequence[str], message: str) -> tuple[str, ...]:
-    """The keys in lines, or in parts between commas, without empty ones. Raises ValueError for other text, with its
-    number but without the text."""
-    keys = {number: line.strip() for number, line in enumerate(given, 1) if line.strip()}
-    for number, key in keys.items():
-        if (found := re.search(r"^[#\"']|[\s,]|[\"']$", key)) or not key.isprintable():
-            what = {"#": "is a comment", ",": "has a comma", "": "has a character that cannot be seen"}
-            what |= dict.fromkeys("\"'", "begins or ends with a quotation mark")  # a shell drops it, Docker does not
-            raise ValueError(message.format(number, what.get(found[0] if found else "", "has white space")))
-    return tuple(keys.values())
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
@@ -152,7 +142,7 @@ class Settings(BaseModel):
     keep_alive_seconds: int = Field(
         75, ge=1, description="seconds until an idle connection is closed; give more than the load balancer's idle time"
     )
-    api_keys_file: SecretsFile = Field((), description="file with the API keys, one per line, instead of BERT_API_KEYS")
+    api_keys_file: SecretsFile = Field((), description="file with the API keys, instead of BERT_API_KEYS")
     api_keys: Secrets = Field(
         (), description="comma-separated API keys; if set, the tasks require one (health and info do not)"
     )

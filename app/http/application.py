@@ -130,12 +130,8 @@ def create_app(
         serves_while_loading: Whether start-up ends before the models are loaded. Then requests get 503 until they are,
             and a failed load raises nothing: `lifecycle.failure` has the reason.
     """
-
-    def make_backend() -> Backend:
-        return backend or _process_pool(settings)
-
     metrics = Metrics()
-    lifecycle = Lifecycle(make_backend, settings, metrics)
+    lifecycle = Lifecycle(lambda: backend or _process_pool(settings), settings, metrics)
     service = Service(settings, metrics, lifecycle, tasks)
     metrics.read_tokens_per_second(lambda: lifecycle.engine.throughput.tokens_per_second)
     metrics.read_queue_requests(lambda: lifecycle.unanswered_requests)

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.types import Scope
 
 from app.errors import HostNotAllowedError, UnauthorizedError
-from app.http.context import context_of
+from app.http.context import service_of
 from app.observability import tracing
 from app.settings import Settings
 
@@ -71,7 +71,7 @@ def check_key(authorization: str, settings: Settings) -> None:
 
 def check_metrics(request: Request) -> None:
     """Apply `check_key` if the metrics require a key."""
-    settings = context_of(request.scope).service.settings
+    settings = service_of(request).settings
     if settings.metrics == "key":
         check_key(request.headers.get("authorization", ""), settings)
 
@@ -81,7 +81,7 @@ def check_page(request: Request) -> None:
 
     Tasks do not accept a password, because a browser would add it to requests that other sites make it send.
     """
-    settings, authorization = context_of(request.scope).service.settings, request.headers.get("authorization", "")
+    settings, authorization = service_of(request).settings, request.headers.get("authorization", "")
     scheme, given = _credentials(authorization)
     if settings.docs != "key" or (scheme == "basic" and _is_key(settings, _password(given))):
         return

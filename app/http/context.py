@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from fastapi import Request
 from starlette.types import Receive, Scope, Send
 
 from app.batching.admission import ByteBudget
@@ -132,6 +133,10 @@ def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 def context_of(scope: Scope) -> RequestContext:
     context: RequestContext = scope[CONTEXT]
     return context
+
+
+def service_of(request: Request) -> Service:
+    return context_of(request.scope).service
 
 
 def _address(scope: Scope) -> str:

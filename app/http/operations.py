@@ -13,7 +13,7 @@ from app.batching.lifecycle import Status
 from app.errors import UnavailableError
 from app.http import openapi as document
 from app.http.auth import check_metrics
-from app.http.context import Service, context_of
+from app.http.context import service_of
 from app.inference.contract import Head, ServedModel
 from app.observability.metrics import CONTENT_TYPE
 from app.tasks.schemas import described
@@ -121,10 +121,6 @@ class Info(TypedDict):
     limits: Limits
 
 
-def _service(request: Request) -> Service:
-    return context_of(request.scope).service
-
-
 @router.get(
     "/health/live",
     operation_id="health_live",
@@ -133,7 +129,7 @@ def _service(request: Request) -> Service:
 )
 async def live(request: Request) -> Health:
     """200, or 503 once inference processes have ended and cannot be replaced."""
-    if (status := _service(request).lifecycle.status) == "broken":
+    if (status := service_of(request).lifecycle.status) == "broken":
         raise UnavailableError(status)
     return {"status": "alive"}
 
@@ -146,7 +142,7 @@ async def live(request: Request) -> Health:
 )
 async def ready(request: Request) -> Health:
     """200 after a forward pass of each model has succeeded, while no batch hangs and the service is not draining."""
-    if (status := _service(request).lifecycle.status) != "ready":
+    if (status := service_of(request).lifecycle.status) != "ready":
         raise UnavailableError(status, retry_after=1)
     return {"status": "ready"}
 
@@ -154,7 +150,7 @@ async def ready(request: Request) -> Health:
 @router.get("/info", operation_id="info", summary="Models and limits", responses=document.ok_response(_INFO))
 async def info(request: Request) -> Info:
     """Models, device, precision, limits and version."""
-    service = _service(request)
+    service = service_of(request)
     engine, settings = service.lifecycle.engine, service.settings
     backend = engine.backend.info
     return {
@@ -184,7 +180,7 @@ async def info(request: Request) -> Info:
 )
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms in Prometheus' text format."""
-    return Response(_service(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(service_of(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def _model(served: ServedModel, tasks: Sequence[Task]) -> ModelInfo:

@@ -75,6 +75,11 @@ class ComputePolicy:
 
 
 POLICY = ComputePolicy()
+_NEEDED_HEADS = {
+    "pretrained": (Head.WORDS, "is a sequence classifier; BERT_PRETRAINED needs a checkpoint of pretraining"),
+    "sentiment": (Head.LABELS, "has no classification head; BERT_SENTIMENT needs a fine-tuned checkpoint"),
+}
+"""The head that each checkpoint must have, and the fault of one that lacks it."""
 
 
 class TorchBackend:
@@ -114,8 +119,10 @@ class TorchBackend:
             torch.cuda.set_device(index)  # for this thread's streams and graphs
         info.dtype = _resolve_dtype(info.dtype, info.device)
         checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
-        _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
         served = {name: _describe(checkpoint) for name, checkpoint in checkpoints.items()}
+        for name, (head, fault) in _NEEDED_HEADS.items():
+            if head not in served[name].heads:
+                raise CheckpointError(self._directories[name], fault)
         threads = tuple(dict.fromkeys((self._threads_each, info.threads)))
         for name, checkpoint in checkpoints.items():
             self._networks[name] = _place(checkpoint.model, info.device, info.dtype, threads)
@@ -323,17 +330,6 @@ def _torch_errors() -> Iterator[None]:
         if isinstance(error, torch.AcceleratorError):  # after a device-side fault, every call to the device fails
             raise BackendDiedError(str(error)) from error
         raise
-
-
-def _check_architectures(pretrained: Checkpoint, sentiment: Checkpoint) -> None:
-    if not isinstance(pretrained.model, BertForPreTraining):
-        raise CheckpointError(
-            pretrained.path, "is a sequence classifier; BERT_PRETRAINED needs a checkpoint of pretraining"
-        )
-    if not isinstance(sentiment.model, BertForSequenceClassification):
-        raise CheckpointError(
-            sentiment.path, "has no classification head; BERT_SENTIMENT needs a fine-tuned checkpoint"
-        )
 
 
 def _describe(checkpoint: Checkpoint) -> ServedModel:

@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 
 from app.batching.lifecycle import Lifecycle, State
-from app.server.freed_memory import FreedMemory
+from app.server.freed_memory import give_back, give_back_after_growth, resident_bytes
 from app.server.hangup import Hangup
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _GC_THRESHOLD = 10_000
 """Number of new objects after which Python collects garbage. CPython's default of 700 took 5% of the time in an
 overload, because each collection visits every waiting request."""
+_MEMORY_CHECK_TICKS = 50
+"""Ticks of 0.1 s between two checks of the memory."""
 _BROKEN_SECONDS = 5.0
 """Seconds to keep answering 503 before exiting: Docker restarts exited containers, not unhealthy ones."""
 
@@ -45,7 +47,8 @@ class DrainingServer(uvicorn.Server):
         self._accepted: set[asyncio.Task[None]] = set()
         """While draining: the accepted requests without a complete response."""
         self._broken_since: float | None = None
-        self._freed_memory = FreedMemory()
+        self._resident_bytes = resident_bytes()
+        """Memory of this process at its start."""
         self._reload_requested = asyncio.Event()
         self._reloading: asyncio.Task[None] | None = None
 
@@ -66,7 +69,7 @@ class DrainingServer(uvicorn.Server):
             await self._reload_requested.wait()
             self._reload_requested.clear()
             logger.info("SIGHUP: loading the checkpoints again")
-            self._freed_memory.give_back()  # both models need room
+            give_back()  # both models need room
             try:
                 if await self.lifecycle.reload():
                     _freeze_objects()
@@ -91,7 +94,8 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Check the state; called every 0.1 s. Returns whether the server ends."""
         self.config.app.service.metrics.connections(len(self.server_state.connections))  # type: ignore[union-attr]
-        self._freed_memory.give_back_after_growth()
+        if counter % _MEMORY_CHECK_TICKS == 0:
+            give_back_after_growth(self._resident_bytes)
         if self._hangup.has_come():
             self.handle_exit(signal.SIGHUP, None)
         if self.lifecycle.failure is not None and self._has_answered_503_long_enough():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from pydantic import Field, StrictInt
@@ -136,15 +137,15 @@ class FillMaskQuestion(Question):
     def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[FillMaskResult]:
         """The predictions for each mask of each text."""
         results: list[FillMaskResult] = []
-        for text, encoding, positions, words in zip(self.inputs, query.encodings, query.masks, outputs, strict=True):
+        inputs = zip(map(str, self.inputs), query.encodings, query.masks, outputs, strict=True)
+        for text, encoding, positions, words in inputs:
             assert isinstance(words, Words)
-            masks: list[Mask] = [
-                {
-                    "position": position,
-                    "predictions": self._predictions(str(text), encoding.spans[position], words, number),
-                }
-                for number, position in enumerate(positions)
-            ]
+            found = zip(words.scores, words.token_ids, strict=True)
+            masks: list[Mask] = []
+            for position in positions:
+                own = islice(found, self.words_per_mask)
+                predictions = [self._prediction(text, encoding.spans[position], *pair) for pair in own]
+                masks.append({"position": position, "predictions": predictions})
             results.append({"masks": masks, **reading(encoding, self.served.tokenizer.unk_id)})
         return results
 
@@ -155,20 +156,10 @@ class FillMaskQuestion(Question):
             for text, positions in zip(self.inputs, query.masks, strict=True)
         )
 
-    def _predictions(self, text: str, span: tuple[int, int], words: Words, number: int) -> list[TokenPrediction]:
-        """The predictions for a text's mask with this number, which is at `span`."""
-        predictions: list[TokenPrediction] = []
-        for i in range(number * self.words_per_mask, (number + 1) * self.words_per_mask):
-            token = self.served.tokenizer.token(words.token_ids[i])
-            predictions.append(
-                {
-                    "score": words.scores[i],
-                    "token": words.token_ids[i],
-                    "token_str": token,
-                    "sequence": fill(text, span, token),
-                }
-            )
-        return predictions
+    def _prediction(self, text: str, span: tuple[int, int], score: float, token_id: int) -> TokenPrediction:
+        """The prediction of a token for the mask at `span`."""
+        token = self.served.tokenizer.token(token_id)
+        return {"score": score, "token": token_id, "token_str": token, "sequence": fill(text, span, token)}
 
 
 def _target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:

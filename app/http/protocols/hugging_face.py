@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -108,22 +108,20 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
 
 
 def _route(task: Task) -> TaskRoute:
-    name = task.hugging_face or task.name
-    shape: dict[str, Any]
+    to_call: Callable[[Any], Call] = text_classification
+    request: Any = HuggingFaceClassificationRequest
+    response: Any = list[list[LabelPrediction]]
+    example: list[Any] = [_LABELS]
     if task.head is Head.WORDS:
-        shape = {
-            "to_call": fill_mask,
-            "request": HuggingFaceFillMaskRequest,
-            "response": HuggingFaceTokens,
-            "example": [_TOKEN],
-        }
-    else:
-        shape = {
-            "to_call": text_classification,
-            "request": HuggingFaceClassificationRequest,
-            "response": list[list[LabelPrediction]],
-            "example": [_LABELS],
-        }
+        to_call, request, response, example = fill_mask, HuggingFaceFillMaskRequest, HuggingFaceTokens, [_TOKEN]
     method = task.hugging_face.replace("-", "_")
-    summary = f"InferenceClient.{method}" if method else task.operations[0].summary
-    return TaskRoute(f"/hf/{name}", task, summary=summary, tag=TAG["name"], **shape)
+    return TaskRoute(
+        f"/hf/{task.hugging_face or task.name}",
+        task,
+        to_call,
+        request=request,
+        response=response,
+        example=example,
+        summary=f"InferenceClient.{method}" if method else task.operations[0].summary,
+        tag=TAG["name"],
+    )

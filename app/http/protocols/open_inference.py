@@ -18,7 +18,7 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from app.errors import MAX_FAULTS, Fault, InvalidRequestError, Loc, TaskNotServedError
 from app.http import openapi, operations
-from app.http.context import Service, context_of
+from app.http.context import Service, service_of
 from app.http.handle import Call, TaskRoute
 from app.http.invalid import check_inputs, parse
 from app.inference.contract import Head
@@ -106,12 +106,17 @@ class InferRequest(Strict):
 TensorData = TypeAliasType("TensorData", list[str] | list[float])
 
 
-class OutputTensor(TypedDict):
-    """Labels or tokens (BYTES), or their scores (FP32)."""
+class TensorMetadata(TypedDict):
+    """An input or output tensor. A size of -1 may be any number."""
 
     name: str
     datatype: Literal["BYTES", "FP32"]
     shape: list[int]
+
+
+class OutputTensor(TensorMetadata):
+    """Labels or tokens (BYTES), or their scores (FP32)."""
+
     data: NotRequired[TensorData]
     parameters: NotRequired[dict[Literal["binary_data_size"], int]]
 
@@ -313,14 +318,6 @@ class ServerReady(TypedDict):
     ready: bool
 
 
-class TensorMetadata(TypedDict):
-    """An input or output tensor. A size of -1 may be any number."""
-
-    name: str
-    datatype: Literal["BYTES", "FP32"]
-    shape: list[int]
-
-
 class ModelMetadata(TypedDict):
     """The tensors of a model."""
 
@@ -330,11 +327,10 @@ class ModelMetadata(TypedDict):
     outputs: list[TensorMetadata]
 
 
-class ModelReady(TypedDict):
+class ModelReady(ServerReady):
     """A model can answer; otherwise the response is a problem document."""
 
     name: str
-    ready: bool
 
 
 async def server(request: Request) -> ServerMetadata:
@@ -356,15 +352,11 @@ async def ready(request: Request) -> ServerReady:
 
 async def metadata(model: str, request: Request) -> ModelMetadata:
     """The tensors of a model. `text_pair` is optional for models that take either."""
-    service = _service(request)
+    service = service_of(request)
     task = _task(model, service)
     if service.lifecycle.has_loaded:
         service.lifecycle.engine.model_with(task.head, task.name)
     return _metadata(task)
-
-
-def _service(request: Request) -> Service:
-    return context_of(request.scope).service
 
 
 def _metadata(task: Task) -> ModelMetadata:
@@ -379,7 +371,7 @@ def _tensor(name: str, *shape: int) -> TensorMetadata:
 
 async def model_ready(model: str, request: Request) -> ModelReady:
     """Whether a model can answer."""
-    service = _service(request)
+    service = service_of(request)
     task = _task(model, service)
     await operations.ready(request)
     service.lifecycle.engine.model_with(task.head, task.name)
