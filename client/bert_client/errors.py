@@ -16,17 +16,12 @@ class ConnectionFailedError(BertServiceError):
     """
 
 
-class UnexpectedAnswerError(BertServiceError):
-    """The server is not bert-service, or a program between replaces its responses."""
-
-
 class ProblemError(BertServiceError):
-    """The service, or a proxy in front of it, has refused. So has the client, if it cannot send an input.
+    """The service has refused a request or an input. So has the client, if it cannot send an input.
 
     Attributes:
         status: HTTP status; None for an input that was not sent.
-        code: Kind of problem, such as `queue_full`; `no_problem_document` for a refusal by a proxy;
-            `unexpected_answer` (status 200) for an input of a list or stream whose answer is not the service's.
+        code: Kind of problem, such as `queue_full`; `unexpected_answer` for an UnexpectedAnswerError.
             If a request has several invalid inputs, all their errors have the code of the first.
         detail: A sentence for people.
         request_id: Id of the request in the service's log.
@@ -84,6 +79,11 @@ class ProblemError(BertServiceError):
         faults = self.errors or (FieldProblem(self.detail, ["inputs"]),)
         moved = tuple(FieldProblem(fault.message, _moved(fault.loc, index)) for fault in faults)
         return type(self)(self.status, self.code, faults[0].message, self.request_id, moved)
+
+
+class UnexpectedAnswerError(ProblemError):
+    """The response is not the service's: a gateway, proxy, firewall or another service sent it. It was tried again like
+    a failed connection. `status` is the response's, and `detail` shows the beginning of its content."""
 
 
 class UnauthorizedError(ProblemError):

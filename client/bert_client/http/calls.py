@@ -10,7 +10,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 import httpx
 
 from bert_client import wire
-from bert_client.errors import InvalidInputError, ProblemError, UnexpectedAnswerError
+from bert_client.errors import InvalidInputError, ProblemError
 from bert_client.results import FillMaskResult, LabelResult, Model
 from bert_client.wire import Limits
 
@@ -96,15 +96,12 @@ class Call(Generic[Result_co]):
             count: Number of inputs of the request.
 
         Raises:
-            UnexpectedAnswerError: the response has not the form of this service's, or not `count` results.
+            ValueError, KeyError, TypeError: the response has not the form of the service's, or not `count` results.
         """
-        try:
-            body = response.json()
-            results = [self.read(result, body["model"]) for result in body["results"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UnexpectedAnswerError(f"{response.url} does not answer as this service does") from error
+        body = response.json()
+        results = [self.read(result, body["model"]) for result in body["results"]]
         if len(results) != count:
-            raise UnexpectedAnswerError(f"{response.url} gave {len(results)} results to {count} inputs")
+            raise ValueError(f"{len(results)} results to {count} inputs")
         return results
 
 
@@ -282,18 +279,11 @@ class Chunker:
 
 
 def read_info(response: httpx.Response) -> ServiceInfo:
-    """Read a response of `/info`.
-
-    Raises:
-        UnexpectedAnswerError: the response has not the form of this service's.
-    """
-    try:
-        info = response.json()
-        limits = Limits(**{name: int(info["limits"][name]) for name in Limits.__slots__})
-        models = {task: _model(model) for model in info.get("models", []) for task in model["tasks"]}
-        return ServiceInfo(RequestLimits.of(limits), info["status"] == "ready", models)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnexpectedAnswerError(f"{response.url} does not tell limits as this service does") from error
+    """Read a response of `/info`. Raises ValueError, KeyError or TypeError if it is not the service's."""
+    info = response.json()
+    limits = Limits(**{name: int(info["limits"][name]) for name in Limits.__slots__})
+    models = {task: _model(model) for model in info.get("models", []) for task in model["tasks"]}
+    return ServiceInfo(RequestLimits.of(limits), info["status"] == "ready", models)
 
 
 def _model(found: Any) -> Model:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
 
 from bert_client import errors
-from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnexpectedAnswerError
+from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import HIDDEN_INFO, Call, Chunk, RequestLimits, ServiceInfo, encode, read_info
 from bert_client.http.environment import trusted_certificates
 from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
@@ -24,7 +23,7 @@ from bert_client.wire import FieldProblem
 
 T = TypeVar("T")
 Read = Callable[[httpx.Response], T]
-"""Reads a response with status 200. Raises UnexpectedAnswerError if it is not the service's."""
+"""Reads a response with status 200. Raises ValueError, KeyError or TypeError if it is not the service's."""
 
 _ERRORS: dict[int, type[ProblemError]] = {
     401: errors.UnauthorizedError,
@@ -37,13 +36,10 @@ _ERRORS: dict[int, type[ProblemError]] = {
 _STATUSES_OF_AN_INPUT = frozenset({400, 413, 504})
 """Statuses that one input may cause: it cannot be read, is too large, or takes too long."""
 _INFO = "/info"
-_FOREIGN_CODES = ("no_problem_document", "unexpected_answer")
-"""Codes of foreign responses: of a gateway, proxy or firewall, or of another service."""
-_FOREIGN_ATTEMPTS = 3
-"""Number of foreign responses after which the inputs of the request may be the cause."""
-_SLOW_SECONDS = 5.0
-"""A foreign response after this time may mean that the service takes too long for the inputs of the request."""
-
+_UNEXPECTED_ANSWERS = 3
+"""Number of unexpected answers after which the inputs of a request may be the cause."""
+_SHOWN_CHARACTERS = 200
+"""Length of the beginning of an unexpected answer in its error."""
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
 """Parts of OpenSSL's messages if the response is not TLS."""
 _INFO_SECONDS = {True: 60.0, False: 1.0}
@@ -59,10 +55,8 @@ class Send:
     path: str
     body: bytes | None = None
     request_id: str | None = None
-    max_foreign_answers: int = _FOREIGN_ATTEMPTS
-    """Number of foreign responses after which its inputs may be the cause."""
-    is_divisible: bool = False
-    """Whether it has several inputs."""
+    unexpected_answers: int = _UNEXPECTED_ANSWERS
+    """Number of unexpected answers after which its inputs may be the cause."""
 
     def arguments(self, timeout: float) -> dict[str, Any]:
         """Arguments of httpx's `request`; `timeout` in seconds."""
@@ -91,8 +85,10 @@ class FailureCounter:
     count: int = 0
 
 
-Outcome = httpx.Response | httpx.RequestError | None
-Flow = Generator[Send | Wait, Outcome, T]
+Reply = httpx.Response | httpx.RequestError
+Outcome = Reply | None
+"""The outcome of a step: a reply to `Send`, None after `Wait`."""
+Flow = Generator[Send | Wait, Any, T]
 
 
 @dataclass(slots=True)
@@ -110,9 +106,7 @@ class Exchange:
     """The environment variable that names the proxy in use, for messages."""
 
     info: ServiceInfo | None = None
-    """Contents of `/info`; None before the first request for it, and when the limits may have changed."""
-    is_known: bool = False
-    """Whether at least one response was the service's."""
+    """Contents of `/info`; None before the first request for it."""
     info_end: float = 0.0
     """Time of the clock at which `/info` is read again."""
 
@@ -131,17 +125,12 @@ class Exchange:
         return info.models.get("sentiment" if task == "classify" else task)
 
     def _service_info(self) -> Flow[ServiceInfo]:
-        info = self.info  # `answer` may set it to None in another thread
-        if info is None or self.clock() >= self.info_end:
+        if self.info is None or self.clock() >= self.info_end:
             found = yield from self._send_with_retries(Send("GET", _INFO), read_info, self.clock())
-            if isinstance(found, ProblemError):
-                if not _is_foreign(found):
-                    raise found
-                # A proxy may hide `/info`. If the address is wrong, the requests with inputs fail too.
-                found = replace(info or HIDDEN_INFO, is_ready=True)
-            info = found
-            self.info, self.info_end = info, self.clock() + _INFO_SECONDS[info.is_ready]
-        return info
+            # A proxy may hide `/info`. If the address is wrong, the requests with inputs fail too.
+            self.info = HIDDEN_INFO if isinstance(found, UnexpectedAnswerError) else result_or_raise(found)
+            self.info_end = self.clock() + _INFO_SECONDS[self.info.is_ready]
+        return self.info
 
     def answer_one(self, call: Call[T], given: object) -> Flow[T]:
         """Ask for the result of an input that is not in a list. Raises the input's error, and the errors of
@@ -155,7 +144,6 @@ class Exchange:
         Raises:
             ProblemError: the cause is not a single input.
             ConnectionFailedError: the service did not respond.
-            UnexpectedAnswerError: the responses are not this service's.
         """
         start = last_answer = self.clock()
         outcomes: dict[int, T | ProblemError] = {
@@ -166,16 +154,9 @@ class Exchange:
         while groups:
             group = groups.pop()
             inputs = [encoded[i] for i in group]
-            is_whole = len(inputs) == len(encoded)
-            send = Send(
-                "POST",
-                call.path,
-                call.body(inputs),
-                call.request_id,
-                # The whole request was tried several times before it is divided.
-                max_foreign_answers=_FOREIGN_ATTEMPTS if is_whole or (len(inputs) == 1 and self.is_known) else 1,
-                is_divisible=len(inputs) > 1,
-            )
+            # A part is divided at once, because the whole request was tried several times.
+            unexpected_answers = 1 if 1 < len(inputs) < len(encoded) else _UNEXPECTED_ANSWERS
+            send = Send("POST", call.path, call.body(inputs), call.request_id, unexpected_answers)
             read = functools.partial(call.results, count=len(inputs))
             results = yield from self._send_with_retries(send, read, last_answer)
             if not isinstance(results, ProblemError):
@@ -184,15 +165,16 @@ class Exchange:
                 failures.count = 0
                 continue
             problem = results
-            if problem.status == 413:
-                self.info = None
+            if isinstance(problem, errors.TooLargeError):
+                self.info_end = 0.0  # the limits may have changed
             if problem.status == 504 and self.clock() - start >= self.policy.deadline:
                 raise problem
             failed, rest = isolate(problem, inputs)
-            if failed and (_is_foreign(problem) or problem.status == 504 or problem.ended_process):
+            is_unexpected = isinstance(problem, UnexpectedAnswerError)
+            if failed and (is_unexpected or problem.status == 504 or problem.ended_process):
                 failures.count += 1
-                if failures.count >= failures.limit or not (self.is_known or groups or rest):
-                    raise _raised(problem)
+                if failures.count >= failures.limit:
+                    raise problem
             if problem.status != 504:
                 last_answer = self.clock()
             outcomes |= {group[i]: fault.at(chunk.first + group[i]) for i, fault in failed.items()}
@@ -202,67 +184,64 @@ class Exchange:
     def _send_with_retries(self, send: Send, read: Read[T], start: float) -> Flow[T | ProblemError]:
         """Send until there is a result, or the policy allows no other attempt; `start` is a time of the clock.
 
-        A foreign response is retried like that of a busy service. After a few attempts, the inputs may be its cause if
-        the service answers other requests, or if it never has answered.
+        An unexpected answer is retried like a failed connection. After a few attempts, the inputs may be its cause if
+        the service is there.
 
         Returns:
             The result that was read, or the problem that may be caused by the inputs.
 
         Raises:
-            ProblemError: a foreign response, also to a request without inputs, until the policy allows no other
-                attempt.
+            UnexpectedAnswerError: the service was not there until the policy allowed no other attempt.
             ConnectionFailedError: the service did not respond.
         """
         attempt = 0
         while True:
             attempt += 1
-            sent = self.clock()
-            reply = yield send
-            assert reply is not None, "the outcome of Send is a response or an error"
-            found = None if isinstance(reply, httpx.RequestError) else self._read(reply, read)
-            is_foreign = isinstance(found, ProblemError) and _is_foreign(found)
-            self.is_known |= found is not None and not is_foreign
-            if found is not None and not isinstance(found, ProblemError):
+            reply: Reply = yield send
+            found = self._read(send, reply, read)
+            if not isinstance(found, ProblemError | ConnectionFailedError):
                 return found
-            is_slow = send.is_divisible and self.clock() - sent >= _SLOW_SECONDS
-            enough = attempt >= min(1 if is_slow else send.max_foreign_answers, self.policy.attempts)
-            if found and is_foreign and enough and (yield from self._answers_otherwise(send, found)):
-                return found
+            is_ours = not isinstance(found, UnexpectedAnswerError)
             elapsed, jitter = self.clock() - start, self.random()
-            pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, is_ours=not is_foreign)
+            pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, is_ours=is_ours)
+            is_enough = pause is None or attempt >= send.unexpected_answers
+            if isinstance(found, UnexpectedAnswerError) and is_enough and (yield from self._is_there(send, found)):
+                return found
             if pause is not None:
                 yield Wait(pause)
-            elif isinstance(reply, httpx.RequestError):
-                raise self._connection_error(reply) from reply
-            elif found and not is_foreign:
+            elif isinstance(found, UnexpectedAnswerError | ConnectionFailedError):
+                raise found
+            else:
                 return found
-            elif found:
-                raise _raised(found)
 
-    def _read(self, response: httpx.Response, read: Read[T]) -> T | ProblemError:
-        if not response.is_success:
-            return problem_of(response, self._through_proxy())
-        try:
-            return read(response)
-        except UnexpectedAnswerError as error:
-            problem = ProblemError(200, "unexpected_answer", str(error))
-            problem.__cause__ = error
-            return problem
+    def _is_there(self, send: Send, answer: UnexpectedAnswerError) -> Flow[bool]:
+        """Whether the service answers `/info`, or a proxy hides it.
 
-    def _answers_otherwise(self, send: Send, problem: ProblemError) -> Flow[bool]:
-        """Whether the service answers a request without inputs.
-
-        This is assumed if a proxy hides `/info`. It is also assumed until a response was the service's, because a job
-        at a wrong address does not wait. But a gateway's status above 500 means that the service is unavailable.
+        The service is away if the answer to `/info` is a status from 500 on that is not the service's, or if `/info`
+        could be read before.
         """
-        if not self.is_known and (problem.status or 0) > 500:
-            return False
-        if send.path == _INFO or not self.is_known or self.info == HIDDEN_INFO:
-            return True
-        reply = yield Send("GET", _INFO)
-        with suppress(UnexpectedAnswerError):
-            return isinstance(reply, httpx.Response) and bool(read_info(reply))
-        return False
+        found: object = answer
+        if send.path != _INFO:
+            send = Send("GET", _INFO)
+            found = self._read(send, (yield send), read_info)
+        if isinstance(found, UnexpectedAnswerError):
+            return (found.status or 0) < 500 and self.info in (None, HIDDEN_INFO)
+        return not isinstance(found, ConnectionFailedError)
+
+    def _read(self, send: Send, reply: Reply, read: Read[T]) -> T | ProblemError | ConnectionFailedError:
+        """The result in a response, or the error."""
+        if isinstance(reply, httpx.RequestError):
+            return self._connection_error(reply)
+        try:
+            return read(reply) if reply.is_success else problem_of(reply)
+        except (ValueError, KeyError, TypeError):
+            where = f" to {reply.headers['location']}" if reply.has_redirect_location else ""
+            shown = " ".join(reply.text.split())[:_SHOWN_CHARACTERS]
+            detail = (
+                f"{self.base_url.rstrip('/')}{send.path}: responded {reply.status_code}{where}, not as bert-service: "
+                f"{shown!r}{self._through_proxy()}"
+            )
+            return UnexpectedAnswerError(reply.status_code, "unexpected_answer", detail)
 
     def _connection_error(self, error: httpx.RequestError) -> ConnectionFailedError:
         message = f"{self.base_url}: {str(error) or type(error).__name__}{self._through_proxy()}"
@@ -270,21 +249,13 @@ class Exchange:
             message += f"; the trusted certificates are those of {'='.join(named)}"
         if any(reason in message for reason in _NOT_TLS):
             message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
-        return ConnectionFailedError(message)
+        failure = ConnectionFailedError(message)
+        failure.__cause__ = error
+        return failure
 
     def _through_proxy(self) -> str:
         variable = self.proxy_variable
         return f", through the proxy in {variable}; NO_PROXY lists hosts without a proxy" if variable else ""
-
-
-def _is_foreign(problem: ProblemError) -> bool:
-    return problem.code in _FOREIGN_CODES
-
-
-def _raised(error: BertServiceError) -> BaseException:
-    """The error to raise. For a response with status 200 that is not the service's, it is an UnexpectedAnswerError."""
-    cause = error.__cause__
-    return cause if isinstance(cause, UnexpectedAnswerError) else error
 
 
 def result_or_raise(outcome: T | ProblemError) -> T:
@@ -311,7 +282,7 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
         return {i: faults[inputs[i]] for i in indices if inputs[i] in faults}, [rest] if rest else []
     if error.ended_process:
         return dict.fromkeys(indices, error), []
-    if error.status not in _STATUSES_OF_AN_INPUT and not _is_foreign(error):
+    if error.status not in _STATUSES_OF_AN_INPUT and not isinstance(error, UnexpectedAnswerError):
         raise error
     if len(inputs) > 1:
         middle = len(inputs) // 2
@@ -319,19 +290,9 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
     return {0: error}, []
 
 
-def problem_of(response: httpx.Response, note: str = "") -> ProblemError:
-    """The error of a response. A proxy's page is not a problem document; its error says so, followed by the note."""
+def problem_of(response: httpx.Response) -> ProblemError:
+    """Read a problem document. Raises ValueError, KeyError or TypeError if it is not the service's."""
     error = _ERRORS.get(response.status_code, ProblemError)
-    request_id = response.headers.get("x-request-id")
-    try:
-        body = response.json()
-        faults = tuple(FieldProblem(fault["message"], list(fault["loc"])) for fault in body["errors"])
-        code, detail, request_id = body["code"], body["detail"], body["request_id"]
-    except (ValueError, KeyError, TypeError):
-        code, faults = "no_problem_document", ()
-        detail = f"the answer was {response.status_code} {response.reason_phrase}".rstrip() + note
-    if response.status_code == 404 and code != "task_not_served":
-        detail = f"{response.url}: {detail}; give the address of the service's root"
-    if response.has_redirect_location:
-        detail += f", to {response.headers['location']}; give the address of the service's root there"
-    return error(response.status_code, code, detail, request_id, faults)
+    body = response.json()
+    faults = tuple(FieldProblem(fault["message"], list(fault["loc"])) for fault in body["errors"])
+    return error(response.status_code, body["code"], body["detail"], body["request_id"], faults)

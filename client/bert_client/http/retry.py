@@ -48,7 +48,7 @@ def pause_before_retry(
     Args:
         attempt: Number of the attempt, from 1.
         elapsed: Seconds since the first attempt.
-        is_ours: Whether a response is the service's own. A proxy's response is always retried.
+        is_ours: Whether a response is the service's. Any other is retried, as a failed connection is.
         jitter: A number in [0, 1), which spreads callers that failed together. The pause is between half and all of its
             length, and is added to the time that `Retry-After` asks for.
     """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_client import InvalidInputError, UnexpectedAnswerError
+from bert_client import InvalidInputError
 from bert_client.http import calls
 from bert_client.http.calls import Chunk, Chunker, RequestLimits
 from bert_client.wire import Limits
@@ -34,10 +34,6 @@ def encoded(given: Any) -> bytes:
 def split(inputs: list[bytes], sizes: RequestLimits) -> list[Chunk]:
     splitter = Chunker(b"{}")
     return [chunk for given in inputs for chunk in splitter.push(given, sizes)] + list(splitter.rest())
-
-
-def response(**content: Any) -> httpx.Response:
-    return httpx.Response(200, request=httpx.Request("POST", "http://t/sentiment"), **content)
 
 
 def test_call_body_has_inputs_and_parameters() -> None:
@@ -148,13 +144,14 @@ def test_request_limits_one_request_never_overflows_an_empty_queue() -> None:
     ],
 )
 def test_call_results_of_another_service_are_an_error(content: dict[str, Any]) -> None:
-    with pytest.raises(UnexpectedAnswerError, match="http://t/sentiment"):
-        calls.sentiment().results(response(**content), 1)
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        calls.sentiment().results(httpx.Response(200, **content), 1)
 
 
 def test_call_results_may_have_more_fields() -> None:
     result = {"predictions": [{"label": "A", "score": 1, "new": 0}], "tokens": 3, "truncated": False, "new": 0}
-    (read,) = calls.sentiment().results(response(json={"model": "m", "results": [result], "new": 0}), 1)
+    response = httpx.Response(200, json={"model": "m", "results": [result], "new": 0})
+    (read,) = calls.sentiment().results(response, 1)
     assert (read.predictions[0].label, read.tokens, read.model) == ("A", 3, "m")
 
 
