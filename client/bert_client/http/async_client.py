@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
-from bert_client.errors import ConnectionFailedError, ProblemError
+from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient
 from bert_client.http.calls import (
@@ -33,11 +34,21 @@ T = TypeVar("T")
 Inputs = Iterable[T] | AsyncIterable[T]
 
 
-class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awaitable[object]]]):
+class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[object]]]):
     """`BertClient` for asyncio, with the same methods as coroutines. Inputs may also be an async iterable.
 
     It may be used in several event loops, one after the other, and opens connections in each.
     """
+
+    def _here(self) -> asyncio.AbstractEventLoop | None:
+        with suppress(RuntimeError):
+            return asyncio.get_running_loop()
+        return next(reversed(self._connections), None)  # outside of loops, `is_closed` is about the last
+
+    def _connect(self) -> httpx.AsyncClient:
+        for closed in [loop for loop in list(self._connections) if loop.is_closed()]:
+            del self._connections[closed]
+        return self._open(httpx.AsyncClient, httpx.AsyncHTTPTransport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,11 +57,8 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop."""
-        loop = asyncio.get_running_loop()
-        http = self._connections.get(loop)
-        self._connections[loop] = None
-        if http:
+        """Close the connections of this event loop. An `http` that was given stays open."""
+        if http := self._release():
             await http.aclose()
 
     @overload
@@ -159,21 +167,9 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
             await (self._sleep or asyncio.sleep)(step.seconds)
             return None
         try:
-            return await self._http().request(**step.arguments(self._timeout))
+            return await self._http().request(**self._arguments(step))
         except httpx.RequestError as error:
             return error
-
-    def _http(self) -> httpx.AsyncClient:
-        """The connections of this event loop, because they cannot be used in another."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            for closed in [other for other in list(self._connections) if other.is_closed()]:
-                del self._connections[closed]
-            self._connections[loop] = self._connect(httpx.AsyncClient, httpx.AsyncHTTPTransport)
-        http: httpx.AsyncClient | None = self._connections[loop]
-        if http is None:
-            raise ConnectionFailedError("the client is closed")
-        return http
 
 
 async def _as_async(inputs: Iterable[T]) -> AsyncIterator[T]:

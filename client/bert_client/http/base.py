@@ -13,7 +13,7 @@ import httpx
 
 from bert_client.errors import ConnectionFailedError
 from bert_client.http.environment import check_certificates, find_proxy, tls_fault
-from bert_client.http.exchange import Exchange
+from bert_client.http.exchange import Exchange, Send
 from bert_client.http.retry import RetryPolicy
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -22,28 +22,17 @@ MAX_TIMEOUT = 1_000_000.0
 READ_GRACE = 2.0
 """Seconds that a connection waits beyond the timeout, so that the service can respond with 504."""
 
-Transport = TypeVar("Transport", httpx.BaseTransport, httpx.AsyncBaseTransport)
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 Sleep = TypeVar("Sleep")
-Http = TypeVar("Http")
 
 
-class BaseClient(Generic[Transport, Sleep]):
-    """The options of a client.
+class BaseClient(Generic[Http, Sleep]):
+    """The options and connections of a client."""
 
-    Args:
-        base_url: Address of the service, `http://` or `https://`. A proxy is used if the environment names one, but
-            never for a loopback address.
-        api_key: Sent as `Authorization: Bearer …`.
-        timeout: Seconds for one request, which the service is told. The client gives up after as much time without a
-            byte, so a response that arrives slowly may take longer.
-        concurrency: Requests that are sent at once for one list or stream.
-        retry: How long requests that were refused or failed are repeated.
-        transport: Replaces httpx's transport, for tests. After a fork it is shared with the parent.
-        sleep: Replaces the waiting between attempts.
-
-    Raises:
-        ValueError: no request can be sent with these options; the message has the remedy.
-    """
+    _here: Callable[[], Any]
+    """Returns the process or the event loop, because its connections cannot be used in another."""
+    _connect: Callable[[], Http]
+    """Opens new connections."""
 
     def __init__(
         self,
@@ -53,56 +42,108 @@ class BaseClient(Generic[Transport, Sleep]):
         timeout: float = 60.0,
         concurrency: int = 4,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 (it is frozen)
-        transport: Transport | None = None,
+        http: Http | None = None,
         sleep: Sleep | None = None,
     ) -> None:
+        """Check the options. Connections are opened by the first request.
+
+        Args:
+            base_url: Address of the service, `http://` or `https://`. A proxy is used if the environment names one, but
+                never for a loopback address.
+            api_key: Sent as `Authorization: Bearer …`.
+            timeout: Seconds for one request, which the service is told. The client gives up after as much time without
+                a byte, so a response that arrives slowly may take longer.
+            concurrency: Requests that are sent at once for one list or stream.
+            retry: How long requests that were refused or failed are repeated.
+            http: An httpx client of yours, which sends the requests with its own headers, certificates, proxies and
+                event hooks. Only its timeout is replaced, and `close` leaves it open. Use it in the process and the
+                event loop that made it: its connections must not be used after a fork, and it cannot be pickled.
+            sleep: Replaces the waiting between attempts.
+
+        Raises:
+            ValueError: no request can be sent with these options; the message has the remedy.
+        """
         if not (isinstance(timeout, int | float) and 0 < timeout <= MAX_TIMEOUT):
             raise ValueError(f"timeout is {timeout!r}: give seconds, above 0 and at most {MAX_TIMEOUT:,.0f}")
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency!r}: give 1 or more")
         url = _service_url(base_url)
-        auth = (url.username, url.password) if url.userinfo else None
-        url = url.copy_with(userinfo=b"")  # messages show the address
-        self._timeout = timeout
+        self._url = url.copy_with(userinfo=b"")  # messages show the address
         self._concurrency = concurrency
-        self._transport: Transport | None = transport
+        self._given_http: Http | None = http
         self._sleep = sleep
-        self._proxy = None if transport else find_proxy(url)
+        self._proxy = None if http else find_proxy(url)
         variable = self._proxy[0] if self._proxy else None
-        self._exchange = Exchange(retry, time.monotonic, _jitter, str(url), variable)
+        self._exchange = Exchange(retry, time.monotonic, _jitter, str(self._url), variable)
         self._connections: dict[Any, Any] = {}
+        self._headers = {"X-Request-Timeout-Ms": str(max(int(timeout * 1000), 1)).encode(), **_authorization(api_key)}
         self._http_options: dict[str, Any] = {
-            "base_url": url,
-            "auth": auth,
-            "headers": _authorization(api_key),
+            **({"auth": (url.username, url.password)} if url.userinfo else {}),
             "timeout": httpx.Timeout(timeout, read=timeout + READ_GRACE, pool=None),  # calls may wait for a connection
         }
 
     def __getstate__(self) -> dict[str, Any]:
         """The options. A process that unpickles the client opens new connections."""
+        if self._given_http:
+            raise TypeError("a client with http=… cannot be pickled: make one in each process")
         exchange = replace(self._exchange, info=None)  # its expiry is a time of this machine's clock
         return {**self.__dict__, "_connections": {}, "_exchange": exchange}
 
-    def _connect(self, client: Callable[..., Http], transport: Callable[..., Transport]) -> Http:
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client is closed, or the `http` that it was given: requests then raise ConnectionFailedError."""
+        here = self._here()
+        http = self._connections.get(here, self._given_http)
+        return http.is_closed if http else here in self._connections
+
+    def _http(self) -> Http:
+        """The connections of this process or event loop."""
+        here = self._here()
+        if here not in self._connections:
+            self._connections.setdefault(here, self._given_http or self._connect())
+        http: Http | None = self._connections[here]
+        if http is None or http.is_closed:
+            raise ConnectionFailedError("the client is closed")
+        return http
+
+    def _release(self) -> Http | None:
+        """Mark the client as closed. Returns its connections, but not an `http` that was given."""
+        here = self._here()
+        http: Http | None = self._connections.get(here)
+        self._connections[here] = None
+        return None if http is self._given_http else http
+
+    def _arguments(self, send: Send) -> dict[str, Any]:
+        """Arguments of httpx's `request`."""
+        headers = dict(self._headers)
+        if send.body is not None:
+            headers["Content-Type"] = b"application/json"
+        if send.request_id is not None:
+            headers["X-Request-ID"] = send.request_id.encode()
+        url = str(self._url).rstrip("/") + send.path
+        return {"method": send.method, "url": url, "content": send.body, "headers": headers, **self._http_options}
+
+    def _open(self, client: Callable[..., Http], transport: Callable[..., Any]) -> Http:
         """Open new connections.
 
         Raises:
             ConnectionFailedError: an environment variable cannot be used.
         """
-        url = self._http_options["base_url"]
         try:
             if self._proxy:
                 _check_address(httpx.URL(self._proxy[1]))
-            if url.scheme == "https" and not self._transport:
+            if self._url.scheme == "https":
                 check_certificates()
-            chosen = self._transport or transport(verify=url.scheme == "https", proxy=self._proxy and self._proxy[1])
+            chosen = transport(verify=self._url.scheme == "https", proxy=self._proxy and self._proxy[1])
         except OSError as error:  # files that the environment names cannot be read or written
-            raise ConnectionFailedError(f"{url}: {tls_fault(error)}") from error
+            raise ConnectionFailedError(f"{self._url}: {tls_fault(error)}") from error
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             if not self._proxy:  # for example an import while the interpreter shuts down
-                raise ConnectionFailedError(f"{url}: no connection can be opened: {error}") from error
-            raise ConnectionFailedError(f"{url}: the proxy in {self._proxy[0]} cannot be used: {error}") from error
-        return client(transport=chosen, **self._http_options)
+                raise ConnectionFailedError(f"{self._url}: no connection can be opened: {error}") from error
+            raise ConnectionFailedError(
+                f"{self._url}: the proxy in {self._proxy[0]} cannot be used: {error}"
+            ) from error
+        return client(transport=chosen)
 
 
 def _jitter() -> float:
@@ -138,9 +179,9 @@ def _check_address(url: httpx.URL) -> None:
         raise httpx.InvalidURL("a port is a number from 1 to 65535")
 
 
-def _authorization(api_key: str | None) -> dict[bytes, bytes]:
+def _authorization(api_key: str | None) -> dict[str, bytes]:
     if not api_key:
         return {}
     if not api_key.isprintable():
         raise ValueError("the API key has characters that are not printable: give it as the service has it")
-    return {b"Authorization": f"Bearer {api_key}".encode()}
+    return {"Authorization": f"Bearer {api_key}".encode()}

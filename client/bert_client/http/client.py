@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
-from bert_client.errors import ConnectionFailedError, ProblemError
+from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient
 from bert_client.http.calls import (
@@ -35,7 +35,7 @@ from bert_client.results import FillMaskResult, LabelResult, Model
 T = TypeVar("T")
 
 
-class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
+class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
     """Asks a running service. Close it, or use it in a `with` statement. Threads and forked processes may share it.
 
     One input, a string or a tuple of two strings, gives one result. Any other iterable of inputs (a list, a generator,
@@ -48,6 +48,11 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
     as None or NaN, is an `InvalidInputError`.
     """
 
+    _here = staticmethod(os.getpid)
+
+    def _connect(self) -> httpx.Client:
+        return self._open(httpx.Client, httpx.HTTPTransport)
+
     def __enter__(self) -> Self:
         return self
 
@@ -55,10 +60,8 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         self.close()
 
     def close(self) -> None:
-        """Close the connections of this process."""
-        http = self._connections.get(os.getpid())
-        self._connections[os.getpid()] = None
-        if http:
+        """Close the connections of this process. An `http` that was given stays open."""
+        if http := self._release():
             http.close()
 
     @overload
@@ -174,17 +177,6 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
             (self._sleep or (ended.wait if ended else time.sleep))(step.seconds)
             return None
         try:
-            return self._http().request(**step.arguments(self._timeout))
+            return self._http().request(**self._arguments(step))
         except httpx.RequestError as error:
             return error
-
-    def _http(self) -> httpx.Client:
-        """The connections of this process: a forked process would read its parent's responses on the parent's
-        connections."""
-        process = os.getpid()
-        if process not in self._connections:
-            self._connections.setdefault(process, self._connect(httpx.Client, httpx.HTTPTransport))
-        http: httpx.Client | None = self._connections[process]
-        if http is None:
-            raise ConnectionFailedError("the client is closed")
-        return http

@@ -58,15 +58,6 @@ class Send:
     unexpected_answers: int = _UNEXPECTED_ANSWERS
     """Number of unexpected answers after which its inputs may be the cause."""
 
-    def arguments(self, timeout: float) -> dict[str, Any]:
-        """Arguments of httpx's `request`; `timeout` in seconds."""
-        headers = {"X-Request-Timeout-Ms": str(max(int(timeout * 1000), 1))}
-        if self.body is not None:
-            headers["Content-Type"] = "application/json"
-        if self.request_id is not None:
-            headers["X-Request-ID"] = self.request_id
-        return {"method": self.method, "url": self.path, "content": self.body, "headers": headers}
-
 
 @dataclass(frozen=True, slots=True)
 class Wait:

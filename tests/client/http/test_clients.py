@@ -51,7 +51,8 @@ class Fake:
     def __init__(self, answer: Callable[[httpx.Request, list[str]], httpx.Response]) -> None:
         self.answer = answer
         self.requests: list[httpx.Request] = []
-        self.transport = httpx.MockTransport(self.handle)
+        self.http = httpx.Client(transport=httpx.MockTransport(self.handle))
+        self.asynchronous = httpx.AsyncClient(transport=httpx.MockTransport(self.handle))
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/info"):
@@ -144,7 +145,7 @@ def test_client_api_key_is_accepted(url: str) -> None:
 
 def test_client_api_key_is_sent_as_utf_8() -> None:
     fake = Fake(ok)
-    with BertClient(transport=fake.transport, api_key="clé") as client:
+    with BertClient(http=fake.http, api_key="clé") as client:
         client.sentiment("a")
     assert (b"Authorization", "Bearer clé".encode()) in fake.requests[0].headers.raw
 
@@ -152,7 +153,7 @@ def test_client_api_key_is_sent_as_utf_8() -> None:
 def test_client_password_of_the_url_is_sent_but_not_shown() -> None:
     fake = Fake(lambda *_: httpx.Response(404))
     address = "http://user:se%40cret@bert.example/root"
-    with BertClient(address, transport=fake.transport) as client, pytest.raises(ProblemError) as raised:
+    with BertClient(address, http=fake.http) as client, pytest.raises(ProblemError) as raised:
         client.sentiment("a")
     assert str(raised.value).startswith("http://bert.example/root/sentiment: ")
     assert fake.requests[0].headers["Authorization"] == "Basic dXNlcjpzZUBjcmV0"
@@ -221,7 +222,7 @@ def test_client_waits_as_long_as_retry_after_asks() -> None:
     busy = iter([httpx.Response(429, headers={"Retry-After": "7"})] * 2)
     fake = Fake(lambda request, inputs: next(busy, None) or ok(request, inputs))
     pauses: list[float] = []
-    with BertClient(transport=fake.transport, sleep=pauses.append) as client:
+    with BertClient(http=fake.http, sleep=pauses.append) as client:
         assert label(client.sentiment("a", request_id="r1")) == "a"
     assert len(pauses) == 2
     assert min(pauses) >= 7
@@ -237,7 +238,7 @@ async def test_async_client_waits_as_long_as_retry_after_asks() -> None:
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    async with AsyncBertClient(transport=fake.transport, sleep=sleep) as client:
+    async with AsyncBertClient(http=fake.asynchronous, sleep=sleep) as client:
         assert label(await client.sentiment("a")) == "a"
         fake.answer = lambda *_: httpx.Response(429, json=problem_document(429, "queue_full", "busy", {}))
         with pytest.raises(TooBusyError):
@@ -248,7 +249,7 @@ async def test_async_client_waits_as_long_as_retry_after_asks() -> None:
 def test_client_stream_reads_no_further_than_its_window() -> None:
     read = itertools.count()
     fake = Fake(ok)
-    with BertClient(transport=fake.transport, concurrency=3) as client:
+    with BertClient(http=fake.http, concurrency=3) as client:
         stream = client.sentiment_stream(str(n) for n in read)
         assert [label(next(stream)) for _ in range(100)] == [str(n) for n in range(100)]
         assert next(read) < 100 + 2 * (3 + 2)  # chunks of 2: three on their way, one full, one begun
@@ -262,7 +263,7 @@ async def test_async_client_stream_takes_async_iterables_in_a_window() -> None:
         for n in read:
             yield str(n)
 
-    async with AsyncBertClient(transport=Fake(ok).transport, concurrency=3) as client:
+    async with AsyncBertClient(http=Fake(ok).asynchronous, concurrency=3) as client:
         found = []
         async for outcome in client.sentiment_stream(texts()):
             found.append(label(outcome))
@@ -284,7 +285,7 @@ def test_client_sends_as_many_requests_at_once_as_allowed() -> None:
         running.pop()
         return ok(request, inputs)
 
-    with BertClient(transport=Fake(answer).transport, concurrency=3) as client:
+    with BertClient(http=Fake(answer).http, concurrency=3) as client:
         results = client.sentiment([str(n) for n in range(12)])
     assert [label(result) for result in results] == [str(n) for n in range(12)]
     assert max(peak) == 3
@@ -295,7 +296,7 @@ def test_client_stream_ends_with_an_error_that_is_no_fault_of_an_input() -> None
         broken = problem_document(500, "internal_error", "broken", {})
         return httpx.Response(500, json=broken) if "5" in inputs else ok(request, inputs)
 
-    with BertClient(transport=Fake(answer).transport) as client:
+    with BertClient(http=Fake(answer).http) as client:
         stream = client.sentiment_stream(map(str, range(100)))
         assert [label(next(stream)) for _ in range(4)] == ["0", "1", "2", "3"]
         with pytest.raises(ProblemError) as raised:
@@ -312,12 +313,12 @@ async def test_client_divides_a_request_whose_answer_is_too_large() -> None:
         return httpx.Response(413, json=body) if is_too_large else ok(request, inputs)
 
     texts = ["a", "b", "c", "alone too large", "d"]
-    with BertClient(transport=Fake(answer).transport) as client:
+    with BertClient(http=Fake(answer).http) as client:
         assert [label(result) for result in client.sentiment(texts[:3])] == ["a", "b", "c"]
         outcomes = list(client.sentiment_stream(texts))
         with pytest.raises(TooLargeError, match="input 3: the answer has over 8 MB"):
             client.sentiment(texts)
-    async with AsyncBertClient(transport=Fake(answer).transport) as asynchronous:
+    async with AsyncBertClient(http=Fake(answer).asynchronous) as asynchronous:
         streamed = [outcome async for outcome in asynchronous.sentiment_stream(texts)]
     for found in (outcomes, streamed):
         assert isinstance(found[3], TooLargeError)
@@ -328,14 +329,14 @@ async def test_client_does_not_repeat_a_request_that_ended_the_inference_process
     fake = Fake(
         lambda request, inputs: httpx.Response(500, json=process_ended()) if "b" in inputs else ok(request, inputs)
     )
-    with BertClient(transport=fake.transport) as client:
+    with BertClient(http=fake.http) as client:
         outcomes = list(client.sentiment_stream(["a", "b", "c", "d"]))
         assert len(fake.requests) == 2
         for given in (["a", "b"], "b"):
             with pytest.raises(ProblemError, match=r"^the inference process ended \(500 inference_failed\)$"):
                 client.sentiment(given)  # type: ignore[call-overload]
         assert len(fake.requests) == 4
-    async with AsyncBertClient(transport=fake.transport) as asynchronous:
+    async with AsyncBertClient(http=fake.asynchronous) as asynchronous:
         streamed = [outcome async for outcome in asynchronous.sentiment_stream(["a", "b", "c", "d"])]
     assert len(fake.requests) == 6
     for found in (outcomes, streamed):
@@ -348,7 +349,7 @@ def test_client_repeats_a_request_beyond_the_limit_of_connections() -> None:
     refusals = iter([httpx.Response(503, json=body, headers={"Retry-After": "3"})])
     fake = Fake(lambda request, inputs: next(refusals, None) or ok(request, inputs))
     pauses: list[float] = []
-    with BertClient(transport=fake.transport, sleep=pauses.append) as client:
+    with BertClient(http=fake.http, sleep=pauses.append) as client:
         assert label(client.sentiment("a")) == "a"
     assert len(pauses) == 1
     assert pauses[0] >= 3
@@ -357,7 +358,7 @@ def test_client_repeats_a_request_beyond_the_limit_of_connections() -> None:
 def test_client_stream_that_is_closed_repeats_no_request() -> None:
     fake = Fake(lambda request, inputs: ok(request, inputs) if "0" in inputs else httpx.Response(503))
     retry = RetryPolicy(attempts=1000, first_pause=0.05, longest_pause=0.05)
-    with BertClient(transport=fake.transport, retry=retry) as client:
+    with BertClient(http=fake.http, retry=retry) as client:
         stream = client.sentiment_stream(map(str, range(8)))
         next(stream)
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("bert-client")]

@@ -109,27 +109,58 @@ def test_client_limits_are_not_sent_to_other_processes(echo: Echo) -> None:
     assert echo.paths == ["/info", "/sentiment"] * 2
 
 
-async def test_client_that_is_closed_raises(echo: Echo) -> None:
+@pytest.mark.parametrize("is_used", [True, False])
+async def test_client_that_is_closed_raises(echo: Echo, is_used: bool) -> None:
     with BertClient(echo.url) as asked:
-        asked.sentiment("a")
+        assert not is_used or asked.sentiment("a")
+        assert not asked.is_closed
+    assert asked.is_closed
     with pytest.raises(ConnectionFailedError, match="the client is closed"):
         asked.sentiment("a")
     async with AsyncBertClient(echo.url) as asynchronous:
-        await asynchronous.sentiment("a")
+        assert not is_used or await asynchronous.sentiment("a")
+        assert not asynchronous.is_closed
+    assert asynchronous.is_closed
     with pytest.raises(ConnectionFailedError, match="the client is closed"):
         await asynchronous.sentiment("a")
+    assert len(echo.paths) == 2 * is_used
 
 
-async def test_client_that_is_closed_before_its_first_use_raises(echo: Echo) -> None:
-    with BertClient(echo.url) as asked:
-        pass
+async def test_client_uses_a_given_http_as_it_is_and_does_not_close_it(echo: Echo) -> None:
+    sent: list[httpx.Request] = []
+
+    async def send(request: httpx.Request) -> None:
+        sent.append(request)
+
+    options: dict[str, Any] = {"base_url": "http://other.example/a", "headers": {"X-Tenant": "blue"}, "timeout": 5}
+    with httpx.Client(**options, event_hooks={"request": [sent.append]}) as http:
+        with BertClient(echo.url, http=http, api_key="k", timeout=7) as asked:
+            assert label(asked.sentiment("a")) == "a"
+        assert (asked.is_closed, http.is_closed) == (True, False)
+        again = BertClient(echo.url, http=http)
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(again)
+    assert again.is_closed
     with pytest.raises(ConnectionFailedError, match="the client is closed"):
-        asked.sentiment("a")
-    async with AsyncBertClient(echo.url) as asynchronous:
-        pass
-    with pytest.raises(ConnectionFailedError, match="the client is closed"):
-        await asynchronous.sentiment("a")
-    assert echo.paths == []
+        again.sentiment("a")
+    async with httpx.AsyncClient(**options, event_hooks={"request": [send]}) as http_async:
+        async with AsyncBertClient(echo.url, http=http_async, api_key="k", timeout=7) as asynchronous:
+            assert label(await asynchronous.sentiment("a")) == "a"
+        assert (asynchronous.is_closed, http_async.is_closed) == (True, False)
+    for request in sent:
+        headers = [request.headers[name] for name in ("X-Tenant", "Authorization", "X-Request-Timeout-Ms")]
+        assert headers == ["blue", "Bearer k", "7000"]
+        assert request.extensions["timeout"]["read"] == 9
+    assert len(sent) == 2
+
+
+def test_async_client_is_closed_is_known_after_its_event_loop(echo: Echo) -> None:
+    async def ask() -> AsyncBertClient:
+        async with AsyncBertClient(echo.url) as asked:
+            return asked
+
+    assert asyncio.run(ask()).is_closed
+    assert not AsyncBertClient(echo.url).is_closed
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no fork")
