@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 Refuse = Callable[[list[Any]], int | tuple[int, str] | dict[str, Any] | None]
@@ -54,13 +58,12 @@ class Echo(ThreadingHTTPServer):
         self.models: list[dict[str, Any]] = []
         self.paths: list[str] = []
         """Targets of all requests. A client that uses this server as its proxy sends the whole address."""
+        self.headers: list[Message] = []
+        """Headers of all requests with inputs."""
+        self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: object) -> None:
         """A client that ends may reset its connections."""
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -81,6 +84,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.paths.append(self.path)
+        self.server.headers.append(self.headers)
         inputs = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
         if refusal := self.server.refuse(inputs):
             if refusal == CUT:
@@ -121,3 +125,18 @@ def serve(refuse: Refuse = lambda _: None, port: int = 0) -> Iterator[Echo]:
             yield server
         finally:
             server.shutdown()
+
+
+@contextmanager
+def serve_tls(folder: Path) -> Iterator[Echo]:
+    """Serve https:// to clients with the same certificate as the server: `cert.pem` and `key.pem` in the folder."""
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"]
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*new, *name], cwd=folder, capture_output=True, check=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "cert.pem"))
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    with serve() as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.url = f"https://localhost:{server.server_port}"
+        yield server

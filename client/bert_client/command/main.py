@@ -8,19 +8,24 @@ import importlib.metadata
 import io
 import json
 import os
+import re
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
+
+import httpx
 
 from bert_client.command import file_job, inputs, output
 from bert_client.command.output import printable
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
-from bert_client.http.base import DEFAULT_URL, without_userinfo
+from bert_client.http.base import DEFAULT_URL, open_http, service_url, without_userinfo
 from bert_client.http.client import BertClient
+from bert_client.http.environment import find_proxy, trusted_tls
 from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
 from bert_tables import FORMATS, LINE, Dialect, TableError, format_of
@@ -39,6 +44,7 @@ _OUTPUT_HELP = (
     "[standard output]"
 )
 _OVERWRITE_HELP = "replace an existing output, and FILE.partial if the job cannot go on with it (for scheduled jobs)"
+_HEADER_HELP = "HTTP header of every request, as 'Name: value' (repeatable)"
 _COLUMN_HELP = "column or field to read: its name or its number [text]"
 
 INTERACTIVE_RETRY = RetryPolicy(attempts=3)
@@ -81,18 +87,22 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         _check_arguments(given)
         jobs = _jobs(given) if given.file else []
+        http = _http(given)
         client = BertClient(
             given.url,
             api_key=given.api_key,
             timeout=given.timeout,
             concurrency=given.concurrency,
             retry=FILE_RETRY if jobs else INTERACTIVE_RETRY,
+            http=http,
             sleep=_sleep_with_notice(without_userinfo(given.url)) if jobs else None,
         )
     except ValueError as error:
         parser.error(str(error))
+    except ConnectionFailedError as error:
+        return _fail(str(error), UNREACHABLE)
     try:
-        with client:
+        with http or nullcontext(), client:
             code = _answer_files(client, given, jobs) if jobs else _answer_texts(client, given)
         print(end="", flush=True)
     except ConnectionFailedError as error:
@@ -131,6 +141,40 @@ def _sleep_with_notice(url: str) -> Callable[[float], None]:
         time.sleep(seconds)
 
     return sleep
+
+
+def _http(given: argparse.Namespace) -> httpx.Client | None:
+    """Connections with the headers and certificates of the command line; None without any.
+
+    Raises:
+        ConnectionFailedError: a file of certificates cannot be read.
+    """
+    headers = given.headers + given.task_headers
+    if not (headers or given.cert or given.cacert):
+        return None
+    url = service_url(given.url)
+    tls = _tls(given) if given.cert or given.cacert else None
+    return open_http(httpx.Client, url, find_proxy(url), tls=tls, headers=headers)
+
+
+def _tls(given: argparse.Namespace) -> ssl.SSLContext:
+    files = f"--cacert {given.cacert}"
+    try:
+        tls = ssl.create_default_context(cafile=given.cacert) if given.cacert else trusted_tls()
+        if given.cert:
+            files = f"--cert {given.cert}" + (f" --key {given.key}" if given.key else "")
+            tls.load_cert_chain(given.cert, given.key)
+    except OSError as error:
+        raise ConnectionFailedError(f"{files} cannot be read as PEM ({error.strerror})") from error
+    return tls
+
+
+def _header(given: str) -> tuple[bytes, bytes]:
+    """Parse the value of `--header`. The error does not show it, because it may be secret."""
+    found = re.fullmatch(r"([\w!#$%&'*+.^`|~-]+):[ \t]*(.*)", given, re.ASCII)
+    if not (found and found[2].isprintable()):
+        raise argparse.ArgumentTypeError("give it as 'Name: value', in printable characters")
+    return found[1].encode(), found[2].encode()
 
 
 def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
@@ -286,7 +330,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    _add_service(parser, environ.get("BERT_URL") or DEFAULT_URL, environ.get("BERT_API_KEY"))
+    _add_service(parser, "headers", environ.get("BERT_URL") or DEFAULT_URL, environ.get("BERT_API_KEY"), None)
     tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
     common = _common()
 
@@ -309,14 +353,21 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_service(parser: argparse.ArgumentParser, url: str | None, key: str | None) -> None:
+def _add_service(parser: argparse.ArgumentParser, headers: str, url: str, key: str | None, file: str | None) -> None:
+    """Add the options that say how to reach the service, with the default values of a URL, an API key and files."""
     parser.add_argument("--url", default=url, help=f"URL of the service [BERT_URL, {DEFAULT_URL}]")
     parser.add_argument("--api-key", default=key, metavar="KEY", help="API key [BERT_API_KEY]")
+    parser.add_argument(
+        "--header", dest=headers, action="append", type=_header, default=[], metavar="HEADER", help=_HEADER_HELP
+    )
+    parser.add_argument("--cert", default=file, metavar="FILE", help="client certificate in PEM, with its key")
+    parser.add_argument("--key", default=file, metavar="FILE", help="key of --cert, if it is in another file")
+    parser.add_argument("--cacert", default=file, metavar="FILE", help="trusted certificates in PEM")
 
 
 def _common() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    _add_service(common, argparse.SUPPRESS, argparse.SUPPRESS)  # these options may also stand before the task
+    _add_service(common, "task_headers", *[argparse.SUPPRESS] * 3)  # these options may also stand before the task
     common.add_argument("--json", action="store_true", help="print JSON, one answer per line")
     common.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="seconds for one request [60]")

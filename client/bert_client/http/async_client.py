@@ -12,7 +12,7 @@ import httpx
 
 from bert_client.errors import ProblemError
 from bert_client.http import calls
-from bert_client.http.base import BaseClient
+from bert_client.http.base import BaseClient, open_http
 from bert_client.http.calls import (
     Call,
     Chunk,
@@ -48,7 +48,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
     def _connect(self) -> httpx.AsyncClient:
         for closed in [loop for loop in list(self._connections) if loop.is_closed()]:
             del self._connections[closed]
-        return self._open(httpx.AsyncClient, httpx.AsyncHTTPTransport)
+        return open_http(httpx.AsyncClient, self._url, self._proxy)
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import re
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import httpx
 
 from bert_client.errors import ConnectionFailedError
-from bert_client.http.environment import check_certificates, find_proxy, tls_fault
+from bert_client.http.environment import find_proxy, trusted_certificates, trusted_tls
 from bert_client.http.exchange import Exchange, Send
 from bert_client.http.retry import RetryPolicy
 
@@ -67,14 +68,15 @@ class BaseClient(Generic[Http, Sleep]):
             raise ValueError(f"timeout is {timeout!r}: give seconds, above 0 and at most {MAX_TIMEOUT:,.0f}")
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency!r}: give 1 or more")
-        url = _service_url(base_url)
+        url = service_url(base_url)
         self._url = url.copy_with(userinfo=b"")  # messages show the address
         self._concurrency = concurrency
         self._given_http: Http | None = http
         self._sleep = sleep
         self._proxy = None if http else find_proxy(url)
-        variable = self._proxy[0] if self._proxy else None
-        self._exchange = Exchange(retry, time.monotonic, _jitter, str(self._url), variable)
+        proxy = self._proxy[0] if self._proxy else None
+        certificates = None if http else trusted_certificates()
+        self._exchange = Exchange(retry, time.monotonic, _jitter, str(self._url), proxy, certificates)
         self._connections: dict[Any, Any] = {}
         self._headers = {"X-Request-Timeout-Ms": str(max(int(timeout * 1000), 1)).encode(), **_authorization(api_key)}
         self._http_options: dict[str, Any] = {
@@ -123,27 +125,35 @@ class BaseClient(Generic[Http, Sleep]):
         url = str(self._url).rstrip("/") + send.path
         return {"method": send.method, "url": url, "content": send.body, "headers": headers, **self._http_options}
 
-    def _open(self, client: Callable[..., Http], transport: Callable[..., Any]) -> Http:
-        """Open new connections.
 
-        Raises:
-            ConnectionFailedError: an environment variable cannot be used.
-        """
-        try:
-            if self._proxy:
-                _check_address(httpx.URL(self._proxy[1]))
-            if self._url.scheme == "https":
-                check_certificates()
-            chosen = transport(verify=self._url.scheme == "https", proxy=self._proxy and self._proxy[1])
-        except OSError as error:  # files that the environment names cannot be read or written
-            raise ConnectionFailedError(f"{self._url}: {tls_fault(error)}") from error
-        except (ImportError, ValueError, httpx.InvalidURL) as error:
-            if not self._proxy:  # for example an import while the interpreter shuts down
-                raise ConnectionFailedError(f"{self._url}: no connection can be opened: {error}") from error
-            raise ConnectionFailedError(
-                f"{self._url}: the proxy in {self._proxy[0]} cannot be used: {error}"
-            ) from error
-        return client(transport=chosen)
+def open_http(
+    client: Callable[..., Http],
+    url: httpx.URL,
+    proxy: tuple[str, str] | None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Http:
+    """Open an httpx client.
+
+    Args:
+        client: `httpx.Client` or `httpx.AsyncClient`.
+        proxy: What `find_proxy` has found for the URL.
+        tls: Replaces the trusted certificates of the environment.
+        headers: Sent with every request.
+
+    Raises:
+        ConnectionFailedError: an environment variable cannot be used.
+    """
+    try:
+        if proxy:
+            _check_address(httpx.URL(proxy[1]))
+        verify = (tls or trusted_tls()) if url.scheme == "https" else False
+        return client(headers=headers, verify=verify, proxy=proxy and proxy[1], trust_env=False)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        if not proxy:  # for example an import while the interpreter shuts down
+            raise ConnectionFailedError(f"{url}: no connection can be opened: {error}") from error
+        raise ConnectionFailedError(f"{url}: the proxy in {proxy[0]} cannot be used: {error}") from error
 
 
 def _jitter() -> float:
@@ -155,7 +165,8 @@ def without_userinfo(url: str) -> str:
     return re.sub(r"^([a-z]+:/*)?.*@", r"\1", url, flags=re.IGNORECASE)
 
 
-def _service_url(given: str) -> httpx.URL:
+def service_url(given: str) -> httpx.URL:
+    """Parse the address of a service. Raises ValueError if it is none; the message shows no password."""
     shown = without_userinfo(given)
     if not given.lower().startswith(("http://", "https://")):
         raise ValueError(f"{shown!r} is not an address of a service; it must begin with http:// or https://")

@@ -14,7 +14,7 @@ import httpx
 
 from bert_client.errors import ProblemError
 from bert_client.http import calls
-from bert_client.http.base import BaseClient
+from bert_client.http.base import BaseClient, open_http
 from bert_client.http.calls import (
     Call,
     Chunk,
@@ -51,7 +51,7 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
     _here = staticmethod(os.getpid)
 
     def _connect(self) -> httpx.Client:
-        return self._open(httpx.Client, httpx.HTTPTransport)
+        return open_http(httpx.Client, self._url, self._proxy)
 
     def __enter__(self) -> Self:
         return self

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import ssl
 import urllib.request
 from pathlib import Path
 
 import httpx
+
+from bert_client.errors import ConnectionFailedError
 
 
 def find_proxy(url: httpx.URL) -> tuple[str, str] | None:
@@ -40,23 +43,28 @@ def trusted_certificates() -> tuple[str, str] | None:
     return next(((name, value) for name in _CERTIFICATES if (value := os.environ.get(name))), None)
 
 
-def check_certificates() -> None:
-    """Raise OSError if `SSL_CERT_DIR` names the trusted certificates and is empty or missing: OpenSSL ignores that."""
+def trusted_tls() -> ssl.SSLContext:
+    """TLS with the trusted certificates of the environment.
+
+    Raises:
+        ConnectionFailedError: a file of the environment cannot be used; the message has the reason and the remedy.
+    """
     variable, value = trusted_certificates() or ("", "")
-    if variable == "SSL_CERT_DIR" and not any(any(Path(path).glob("*")) for path in value.split(os.pathsep)):
-        next(Path(value).iterdir(), None)  # raises the reason, unless the directory is empty
-        raise OSError(errno.ENOENT, "the directory is empty", value)
-
-
-def tls_fault(error: OSError) -> str:
-    """A message with the file of the environment that cannot be used for TLS, the reason and the remedy."""
-    key_log = os.environ.get("SSLKEYLOGFILE")
-    if key_log and error.filename == key_log:
-        return f"SSLKEYLOGFILE={key_log} cannot be written ({error.strerror}); name another file, or unset it"
-    if named := trusted_certificates():
-        variable, value = named
-        return f"{variable}={value} cannot be used ({error.strerror}); name {_CERTIFICATES[variable]}, or unset it"
-    return f"the trusted certificates cannot be read ({error})"
+    try:
+        # OpenSSL ignores a directory that is empty or missing.
+        if variable == "SSL_CERT_DIR" and not any(any(Path(path).glob("*")) for path in value.split(os.pathsep)):
+            next(Path(value).iterdir(), None)  # raises the reason, unless the directory is empty
+            raise OSError(errno.ENOENT, "the directory is empty", value)
+        return httpx.create_ssl_context()
+    except OSError as error:
+        key_log = os.environ.get("SSLKEYLOGFILE")
+        message = f"the trusted certificates cannot be read ({error})"
+        if key_log and error.filename == key_log:
+            message = f"SSLKEYLOGFILE={key_log} cannot be written ({error.strerror}); name another file, or unset it"
+        elif variable:
+            expected = _CERTIFICATES[variable]
+            message = f"{variable}={value} cannot be used ({error.strerror}); name {expected}, or unset it"
+        raise ConnectionFailedError(message) from error
 
 
 def is_loopback(host: str) -> bool:

@@ -16,7 +16,6 @@ import httpx
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import HIDDEN_INFO, Call, Chunk, RequestLimits, ServiceInfo, encode, read_info
-from bert_client.http.environment import trusted_certificates
 from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
 from bert_client.results import Model
 from bert_client.wire import FieldProblem
@@ -95,6 +94,8 @@ class Exchange:
     """Address for messages."""
     proxy_variable: str | None = None
     """The environment variable that names the proxy in use, for messages."""
+    certificates: tuple[str, str] | None = None
+    """The environment variable that names the trusted certificates in use, and its value, for messages."""
 
     info: ServiceInfo | None = None
     """Contents of `/info`; None before the first request for it."""
@@ -236,8 +237,8 @@ class Exchange:
 
     def _connection_error(self, error: httpx.RequestError) -> ConnectionFailedError:
         message = f"{self.base_url}: {str(error) or type(error).__name__}{self._through_proxy()}"
-        if CERTIFICATE_REFUSED in message and (named := trusted_certificates()):
-            message += f"; the trusted certificates are those of {'='.join(named)}"
+        if CERTIFICATE_REFUSED in message and self.certificates:
+            message += f"; the trusted certificates are those of {'='.join(self.certificates)}"
         if any(reason in message for reason in _NOT_TLS):
             message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
         failure = ConnectionFailedError(message)

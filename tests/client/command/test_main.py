@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from bert_client.command import file_job
 from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED, read_ahead
 from bert_client.command.main import run
 from bert_tables import Row
-from tests.client.echo import CUT, invalid_inputs, problem_document, process_ended, serve
+from tests.client.echo import CUT, invalid_inputs, problem_document, process_ended, serve, serve_tls
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -292,6 +293,40 @@ def test_bert_exit_code_counts_the_rows_of_earlier_runs(bert: Bert, tmp_path: Pa
     with serve(lambda inputs: invalid_inputs(dict.fromkeys(range(len(inputs)), "no mask"))) as echo:
         code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
     assert (code, "100 rows, 44 with an error" in complaints) == (0, True)
+
+
+def test_bert_headers_are_sent_with_every_request(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("good\n" * 20)
+    with serve() as echo:
+        files = ("--file", str(tmp_path / "a.txt"), "--output", str(tmp_path / "scored.csv"))
+        headers = ("sentiment", "--header", "X-Key: s3cret:é", "--header", "Accept-Language:")
+        assert bert("--header", "x-tenant:blue", *headers, *files, "--url", echo.url)[0] == 0
+    for sent in echo.headers:
+        given = sent["X-Tenant"], sent["X-Key"].encode("latin-1").decode(), sent["Accept-Language"]
+        assert given == ("blue", "s3cret:é", "")
+    assert len(echo.headers) == 3
+
+
+@pytest.mark.parametrize("header", ["s3cret", "X Key: s3cret", ": s3cret", "X-Key: s3cret\n", "X-Key: s3cret\udce9"])
+def test_bert_header_of_another_form_is_refused_and_not_shown(bert: Bert, header: str) -> None:
+    code, output, complaint = bert("sentiment", "good", "--header", header)
+    assert (code, output, "s3cret" in complaint) == (2, "", False)
+    assert "argument --header: give it as 'Name: value'" in complaint
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_bert_certificates_are_used(bert: Bert, tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    with serve_tls(tmp_path) as echo:
+        command = ("sentiment", "good", "--url", echo.url, "--cacert", cert)
+        code, output, _ = bert(*command, "--cert", cert, "--key", key)
+        assert (code, output) == (0, "  1.0000  good\n")
+        code, _, complaint = bert(*command, "--cert", cert)
+    assert code == 3
+    assert complaint.startswith(f"bert: --cert {cert} cannot be read as PEM ([SSL] PEM lib")
+    assert bert("sentiment", "good", "--cacert", key)[2].startswith(
+        f"bert: --cacert {key} cannot be read as PEM ([X509"
+    )
 
 
 def test_bert_truncate_cuts_long_texts(bert: Bert, tmp_path: Path) -> None:
