@@ -10,7 +10,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 import httpx
 
 from bert_client import wire
-from bert_client.errors import InvalidInputError, ProblemError
+from bert_client.errors import InvalidInputError
 from bert_client.results import FillMaskResult, LabelResult, Model
 from bert_client.wire import Limits
 
@@ -30,35 +30,6 @@ InputInList = str | PairInList
 FLUSH = object()
 """A marker in a stream, not an input: all inputs before it are sent, and answered before the stream takes the next one.
 A stream ends with it."""
-MaskOutcome = FillMaskResult | ProblemError
-LabelOutcome = LabelResult | ProblemError
-
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of every task."""
-
-    truncate: bool
-    """Whether to cut an input that is longer than the model's limit, instead of refusing it."""
-    request_id: str | None
-    """Id that is sent as `X-Request-ID` with every request of this call."""
-
-
-class SentimentOptions(Options, total=False):
-    """Keyword arguments of `sentiment`."""
-
-    top_k: int | None
-    """Labels per input; default: all."""
-
-
-class FillMaskOptions(Options, total=False):
-    """Keyword arguments of `fill_mask`."""
-
-    top_k: int | None
-    """Predictions per mask; default: 5, or all of `targets`."""
-    targets: Iterable[str] | None
-    """The only words to score."""
-
-
 Result_co = TypeVar("Result_co", covariant=True)
 Encoded = bytes | InvalidInputError
 """An input as JSON, or the reason why it cannot be sent."""
@@ -106,7 +77,6 @@ class Call(Generic[Result_co]):
 
 
 def fill_mask(
-    *,
     top_k: int | None = None,
     targets: Iterable[str] | None = None,
     truncate: bool = False,
@@ -124,12 +94,12 @@ def fill_mask(
     return Call("/fill-mask", parameters, _fill_mask_result, request_id, takes_pairs=False)
 
 
-def next_sentence(*, truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
+def next_sentence(truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
     """The call of `next_sentence`."""
     return Call("/next-sentence", _parameters(truncate=truncate), _label_result, request_id)
 
 
-def sentiment(*, top_k: int | None = None, truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
+def sentiment(top_k: int | None = None, truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
     """The call of `sentiment`."""
     return Call("/sentiment", _parameters(top_k=top_k, truncate=truncate), _label_result, request_id)
 

@@ -8,31 +8,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, overload
 
 import httpx
 
 from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient, open_http
-from bert_client.http.calls import (
-    Call,
-    Chunk,
-    Chunker,
-    FillMaskOptions,
-    Input,
-    InputInList,
-    LabelOutcome,
-    MaskOutcome,
-    Options,
-    Pair,
-    PairInList,
-    SentimentOptions,
-)
+from bert_client.http.calls import Call, Chunk, Chunker, Input, InputInList, Pair, PairInList
 from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
 from bert_client.results import FillMaskResult, LabelResult, Model
 
 T = TypeVar("T")
+Texts = Iterable[str]
+Inputs = Iterable[InputInList]
+Pairs = Iterable[PairInList]
 
 
 class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
@@ -65,45 +55,184 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
             http.close()
 
     @overload
-    def fill_mask(self, inputs: str, **options: Unpack[FillMaskOptions]) -> FillMaskResult: ...  # type: ignore[overload-overlap]
+    def fill_mask(  # type: ignore[overload-overlap]
+        self,
+        inputs: str,
+        *,
+        top_k: int | None = ...,
+        targets: Iterable[str] | None = ...,
+        truncate: bool = ...,
+        request_id: str | None = ...,
+    ) -> FillMaskResult: ...
     @overload
-    def fill_mask(self, inputs: Iterable[str], **options: Unpack[FillMaskOptions]) -> list[FillMaskResult]: ...
-    def fill_mask(self, inputs: Any, **options: Unpack[FillMaskOptions]) -> Any:
-        """The most likely words for each `[MASK]` of a text, or of several texts."""
-        return self._answer(calls.fill_mask(**options), inputs)
+    def fill_mask(
+        self,
+        inputs: Texts,
+        *,
+        top_k: int | None = ...,
+        targets: Iterable[str] | None = ...,
+        truncate: bool = ...,
+        request_id: str | None = ...,
+    ) -> list[FillMaskResult]: ...
+    def fill_mask(
+        self,
+        inputs: str | Texts,
+        *,
+        top_k: int | None = None,
+        targets: Iterable[str] | None = None,
+        truncate: bool = False,
+        request_id: str | None = None,
+    ) -> FillMaskResult | list[FillMaskResult]:
+        """Compute the most likely words for each `[MASK]` of a text, or of several texts.
 
-    def fill_mask_stream(self, inputs: Iterable[str], **options: Unpack[FillMaskOptions]) -> Iterator[MaskOutcome]:
-        """Like `fill_mask`, for any number of texts."""
-        return self._stream(calls.fill_mask(**options), inputs)
+        Args:
+            inputs: A text with one or more `[MASK]`, or an iterable of such texts.
+            top_k: Number of words per mask; by default 5, or all of `targets`.
+            targets: The only words to score.
+            truncate: Whether to cut an input that is longer than the model's limit, instead of refusing it.
+            request_id: Id that is sent as `X-Request-ID` with every request of this call.
+
+        Returns:
+            A result for one text; for several, a list of results in order. `result.masks[0].predictions[0]` is the most
+            likely word of the first mask, with `token_str`, `score` and the filled text `sequence`.
+
+        Raises:
+            ProblemError: An input has no answer, or the service has refused. Its subclass tells the kind, and
+                `input_index` the input.
+            ConnectionFailedError: The service did not respond.
+            TypeError, ValueError: An argument has a wrong type or value.
+        """
+        return self._answer(calls.fill_mask(top_k, targets, truncate, request_id), inputs)
+
+    def fill_mask_stream(
+        self,
+        inputs: Texts,
+        *,
+        top_k: int | None = None,
+        targets: Iterable[str] | None = None,
+        truncate: bool = False,
+        request_id: str | None = None,
+    ) -> Iterator[FillMaskResult | ProblemError]:
+        """Like `fill_mask`, for any number of texts, in bounded memory.
+
+        Args:
+            inputs: An iterable of texts.
+            top_k, targets, truncate, request_id: As for `fill_mask`.
+
+        Returns:
+            An iterator of results in order. An input without an answer has its `ProblemError` in
+            place of a result.
+
+        Raises:
+            ProblemError: No input is the cause, or 20 in a row have no answer.
+            ConnectionFailedError: The service did not respond.
+            TypeError, ValueError: An argument has a wrong type or value.
+        """
+        return self._stream(calls.fill_mask(top_k, targets, truncate, request_id), inputs)
 
     @overload
-    def next_sentence(self, inputs: Pair, **options: Unpack[Options]) -> LabelResult: ...
+    def next_sentence(self, inputs: Pair, *, truncate: bool = ..., request_id: str | None = ...) -> LabelResult: ...
     @overload
-    def next_sentence(self, inputs: Iterable[PairInList], **options: Unpack[Options]) -> list[LabelResult]: ...
-    def next_sentence(self, inputs: Any, **options: Unpack[Options]) -> Any:
-        """The probability that the second text of a pair follows the first, for a pair or for several."""
-        return self._answer(calls.next_sentence(**options), inputs)
+    def next_sentence(
+        self, inputs: Pairs, *, truncate: bool = ..., request_id: str | None = ...
+    ) -> list[LabelResult]: ...
+    def next_sentence(
+        self, inputs: Pair | Pairs, *, truncate: bool = False, request_id: str | None = None
+    ) -> LabelResult | list[LabelResult]:
+        """Compute the probability that the second text of a pair follows the first, for a pair or for several.
 
-    def next_sentence_stream(self, inputs: Iterable[PairInList], **options: Unpack[Options]) -> Iterator[LabelOutcome]:
-        """Like `next_sentence`, for any number of pairs."""
-        return self._stream(calls.next_sentence(**options), inputs)
+        Args:
+            inputs: A tuple of two texts, or an iterable of pairs, each a tuple or list of two texts.
+            truncate: Whether to cut an input that is longer than the model's limit, instead of refusing it.
+            request_id: Id that is sent as `X-Request-ID` with every request of this call.
+
+        Returns:
+            A result for one pair; for several, a list of results in order. `result.predictions[0]` has the more likely
+            `label`, `IS_NEXT` or `NOT_NEXT`, and its `score`.
+
+        Raises:
+            ProblemError: An input has no answer, or the service has refused. Its subclass tells the kind, and
+                `input_index` the input.
+            ConnectionFailedError: The service did not respond.
+            TypeError, ValueError: An argument has a wrong type or value.
+        """
+        return self._answer(calls.next_sentence(truncate, request_id), inputs)
+
+    def next_sentence_stream(
+        self, inputs: Pairs, *, truncate: bool = False, request_id: str | None = None
+    ) -> Iterator[LabelResult | ProblemError]:
+        """Like `next_sentence`, for any number of pairs, in bounded memory.
+
+        Args:
+            inputs: An iterable of pairs.
+            truncate, request_id: As for `next_sentence`.
+
+        Returns:
+            An iterator of results in order. An input without an answer has its `ProblemError` in
+            place of a result.
+
+        Raises:
+            ProblemError: No input is the cause, or 20 in a row have no answer.
+            ConnectionFailedError: The service did not respond.
+            TypeError, ValueError: An argument has a wrong type or value.
+        """
+        return self._stream(calls.next_sentence(truncate, request_id), inputs)
 
     @overload
-    def sentiment(self, inputs: Input, **options: Unpack[SentimentOptions]) -> LabelResult: ...  # type: ignore[overload-overlap]
+    def sentiment(  # type: ignore[overload-overlap]
+        self, inputs: Input, *, top_k: int | None = ..., truncate: bool = ..., request_id: str | None = ...
+    ) -> LabelResult: ...
     @overload
-    def sentiment(self, inputs: Iterable[InputInList], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
-    def sentiment(self, inputs: Any, **options: Unpack[SentimentOptions]) -> Any:
-        """The labels of a text, or of a review's title and body, with their probabilities; or of several."""
-        return self._answer(calls.sentiment(**options), inputs)
+    def sentiment(
+        self, inputs: Inputs, *, top_k: int | None = ..., truncate: bool = ..., request_id: str | None = ...
+    ) -> list[LabelResult]: ...
+    def sentiment(
+        self, inputs: Input | Inputs, *, top_k: int | None = None, truncate: bool = False, request_id: str | None = None
+    ) -> LabelResult | list[LabelResult]:
+        """Compute the labels of a text or pair with their probabilities, or those of several.
+
+        `classify` is the same method, for a model with labels of any kind, such as topics.
+
+        Args:
+            inputs: A text, or a tuple of two texts such as the title and the body of a review; or
+                an iterable of texts and pairs.
+            top_k: Number of labels per input; by default all.
+            truncate: Whether to cut an input that is longer than the model's limit, instead of refusing it.
+            request_id: Id that is sent as `X-Request-ID` with every request of this call.
+
+        Returns:
+            A result for one input; for several, a list of results in order. `result.predictions[0]` has the most likely
+            `label`, such as `POSITIVE`, and its `score`.
+
+        Raises:
+            ProblemError: An input has no answer, or the service has refused. Its subclass tells the kind, and
+                `input_index` the input.
+            ConnectionFailedError: The service did not respond.
+            TypeError, ValueError: An argument has a wrong type or value.
+        """
+        return self._answer(calls.sentiment(top_k, truncate, request_id), inputs)
 
     def sentiment_stream(
-        self, inputs: Iterable[InputInList], **options: Unpack[SentimentOptions]
-    ) -> Iterator[LabelOutcome]:
-        """Like `sentiment`, for any number of texts or pairs."""
-        return self._stream(calls.sentiment(**options), inputs)
+        self, inputs: Inputs, *, top_k: int | None = None, truncate: bool = False, request_id: str | None = None
+    ) -> Iterator[LabelResult | ProblemError]:
+        """Like `sentiment`, for any number of texts and pairs, in bounded memory.
+
+        Args:
+            inputs: An iterable of texts and pairs.
+            top_k, truncate, request_id: As for `sentiment`.
+
+        Returns:
+            An iterator of results in order. An input without an answer has its `ProblemError` in
+            place of a result.
+
+        Raises:
+            ProblemError: No input is the cause, or 20 in a row have no answer.
+            ConnectionFailedError: The service did not respond.
+            TypeError, ValueError: An argument has a wrong type or value.
+        """
+        return self._stream(calls.sentiment(top_k, truncate, request_id), inputs)
 
     classify, classify_stream = sentiment, sentiment_stream
-    """Methods for labels of any kind, such as topics."""
 
     def model(self, task: str) -> Model | None:
         """The model that answers a task, such as `fill-mask`; None if the service does not tell."""

@@ -250,13 +250,18 @@ def test_client_pair_may_be_a_dict_as_in_json() -> None:
 
 def test_client_types_accept_the_documented_inputs(tmp_path: Path) -> None:
     program = """
-from bert_client import AsyncBertClient, BertClient, LabelResult
+from typing import assert_type
+from bert_client import AsyncBertClient, BertClient, FillMaskResult, LabelResult
 def ask(client: BertClient, lists: list[list[str]], dicts: list[dict[str, str]]) -> list[LabelResult]:
+    assert_type(client.fill_mask("[MASK]", targets=["a"]), FillMaskResult)
+    assert_type(client.classify(("a", "b"), top_k=1), LabelResult)
+    client.sentiment("a", topk=1)  # type: ignore[call-overload]
     one: LabelResult = client.next_sentence(("a", "b"))
     client.next_sentence_stream(lists)
     client.sentiment_stream(dicts)
     return [one, *client.next_sentence([["a", "b"]]), *client.next_sentence(dicts), *client.sentiment(["a", *lists])]
 async def ask_async(client: AsyncBertClient, dicts: list[dict[str, str]]) -> list[LabelResult]:
+    assert_type(await client.fill_mask("[MASK]", truncate=True), FillMaskResult)
     return [*await client.next_sentence([["a", "b"]]), *await client.sentiment(dicts)]
 """
     (tmp_path / "program.py").write_text(program)
