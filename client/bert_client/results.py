@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from bert_client import wire
+from bert_client.wire import LabelPrediction, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,32 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class FillMaskResult(wire.FillMaskResult):
+class FillMaskResult:
     """The result of a text."""
 
+    masks: list[Mask]
+    """One entry per `[MASK]`, in order."""
+    tokens: int
+    """Tokens that the model has read, special tokens included."""
+    truncated: bool
+    """Whether the text was cut to the model's limit."""
     model: str
     """The checkpoint that computed it."""
+    unknown_tokens: int = field(default=0, kw_only=True)
+    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class LabelResult(wire.LabelResult):
+class LabelResult:
     """The result of a text or pair."""
 
+    predictions: list[LabelPrediction]
+    """Most likely first."""
+    tokens: int
+    """Tokens that the model has read, special tokens included."""
+    truncated: bool
+    """Whether the text was cut to the model's limit."""
     model: str
     """The checkpoint that computed it."""
+    unknown_tokens: int = field(default=0, kw_only=True)
+    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Otherwise 0."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +38,6 @@ class LabelPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class FillMaskResult:
-    """The result of a text."""
-
-    masks: list[Mask]
-    """One entry per `[MASK]`, in order."""
-    tokens: int
-    """Tokens that the model has read, special tokens included."""
-    truncated: bool
-    """Whether the text was cut to the model's limit."""
-    unknown_tokens: int = field(default=0, kw_only=True)
-    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Otherwise 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class LabelResult:
-    """The result of a text or pair."""
-
-    predictions: list[LabelPrediction]
-    """Most likely first."""
-    tokens: int
-    """Tokens that the model has read, special tokens included."""
-    truncated: bool
-    """Whether the text was cut to the model's limit."""
-    unknown_tokens: int = field(default=0, kw_only=True)
-    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Otherwise 0."""
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of a request: on its size (beyond it, the response is 413 or 429), and on its time (504)."""
 
@@ -88,9 +60,5 @@ class FieldProblem:
     """Fields and indices from the body's root, such as `["inputs", 3]`; of a header, `["header", "…"]`."""
 
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-
-
-def is_valid_request_id(request_id: str) -> bool:
-    """Whether the service keeps a caller's `X-Request-ID`, because it is harmless in headers and logs."""
-    return _REQUEST_ID.fullmatch(request_id) is not None
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+"""Ids of a caller that the service keeps, because they are harmless in headers and logs."""

@@ -25,7 +25,7 @@ from bert_client.command.output import printable
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
 from bert_client.http.base import DEFAULT_URL, open_http, service_url, without_userinfo
 from bert_client.http.client import BertClient
-from bert_client.http.environment import find_proxy, trusted_tls
+from bert_client.http.environment import trusted_tls
 from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
 from bert_tables import FORMATS, LINE, Dialect, TableError, format_of
@@ -147,14 +147,15 @@ def _http(given: argparse.Namespace) -> httpx.Client | None:
     """Connections with the headers and certificates of the command line; None without any.
 
     Raises:
+        ValueError: a header has another form.
         ConnectionFailedError: a file of certificates cannot be read.
     """
-    headers = given.headers + given.task_headers
+    headers = [_header(header) for header in given.headers + given.task_headers]
     if not (headers or given.cert or given.cacert):
         return None
     url = service_url(given.url)
     tls = _tls(given) if given.cert or given.cacert else None
-    return open_http(httpx.Client, url, find_proxy(url), tls=tls, headers=headers)
+    return open_http(httpx.Client, url, tls, headers)
 
 
 def _tls(given: argparse.Namespace) -> ssl.SSLContext:
@@ -170,10 +171,10 @@ def _tls(given: argparse.Namespace) -> ssl.SSLContext:
 
 
 def _header(given: str) -> tuple[bytes, bytes]:
-    """Parse the value of `--header`. The error does not show it, because it may be secret."""
+    """Parse the value of `--header`. The ValueError does not show it, because it may be secret."""
     found = re.fullmatch(r"([\w!#$%&'*+.^`|~-]+):[ \t]*(.*)", given, re.ASCII)
     if not (found and found[2].isprintable()):
-        raise argparse.ArgumentTypeError("give it as 'Name: value', in printable characters")
+        raise ValueError("--header: give it as 'Name: value', in printable characters")
     return found[1].encode(), found[2].encode()
 
 
@@ -357,9 +358,7 @@ def _add_service(parser: argparse.ArgumentParser, headers: str, url: str, key: s
     """Add the options that say how to reach the service, with the default values of a URL, an API key and files."""
     parser.add_argument("--url", default=url, help=f"URL of the service [BERT_URL, {DEFAULT_URL}]")
     parser.add_argument("--api-key", default=key, metavar="KEY", help="API key [BERT_API_KEY]")
-    parser.add_argument(
-        "--header", dest=headers, action="append", type=_header, default=[], metavar="HEADER", help=_HEADER_HELP
-    )
+    parser.add_argument("--header", dest=headers, action="append", default=[], metavar="HEADER", help=_HEADER_HELP)
     parser.add_argument("--cert", default=file, metavar="FILE", help="client certificate in PEM, with its key")
     parser.add_argument("--key", default=file, metavar="FILE", help="key of --cert, if it is in another file")
     parser.add_argument("--cacert", default=file, metavar="FILE", help="trusted certificates in PEM")

@@ -152,13 +152,7 @@ class Stream:
         self.rows = self.failed = 0
         self._stream = stream
 
-    def begin(
-        self,
-        header: str,
-        added: Sequence[str],  # noqa: ARG002
-        inputs: Iterator[Mapping[str, Any]],  # noqa: ARG002
-        model: Model | None = None,  # noqa: ARG002
-    ) -> None:
+    def begin(self, header: str, *_: object) -> None:
         """Write the header."""
         self._stream.write(header)
 
@@ -217,7 +211,7 @@ class PartialFile:
     def _read_note(self, expected: dict[str, Any]) -> dict[str, Any]:
         file = note_path(self._path)
         if not file.exists():
-            raise StalePartialFileError(f"{self._path}: is not a partial file of this command")
+            raise self._stale("is not a partial file of this command")
         try:
             note: dict[str, Any] = json.loads(file.read_bytes())
             options, rows, size = note["options"], note["rows"], note["bytes"]
@@ -226,15 +220,16 @@ class PartialFile:
         if not rows:
             return expected
         if self._path.stat().st_size < size:
-            raise StalePartialFileError(f"{self._path}: is shorter than its note tells")
+            raise self._stale("is shorter than its note tells")
         for key, value in expected["options"].items():
             if options.get(key) != value:
-                raise StalePartialFileError(
-                    f"{self._path}: has {rows:,} rows of a command with another {key} "
-                    f"({options.get(key)!r}, now {value!r})"
-                )
+                change = f"{key} ({options.get(key)!r}, now {value!r})"
+                raise self._stale(f"has {rows:,} rows of a command with another {change}")
         self._stderr.write(f"{self._path}: going on after {rows:,} rows\n")
         return note
+
+    def _stale(self, fault: str) -> StalePartialFileError:
+        return StalePartialFileError(f"{self._path}: {fault}")
 
     def begin(
         self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]], model: Model | None = None
@@ -253,15 +248,11 @@ class PartialFile:
         self._header = header.encode("utf-8", _ERRORS)
         is_same = note.setdefault("added", list(added)) == list(added)
         if self.rows and not (is_same and self._beginning(len(self._header)) == self._header):
-            raise StalePartialFileError(
-                f"{self._path}: has other columns than this command writes, which the first rows of the input tell"
-            )
+            raise self._stale("has other columns than this command writes, which the first rows of the input tell")
         for given in itertools.islice(inputs, self.rows):
             _update(inputs_hash, given)
         if self.rows and inputs_hash.hexdigest() != note["inputs"]:
-            raise StalePartialFileError(
-                f"{self._path}: its {self.rows:,} rows are not those that the input begins with"
-            )
+            raise self._stale(f"its {self.rows:,} rows are not those that the input begins with")
         if not self.rows:  # after this, a killed job leaves a file that is known to be of this command
             self._write_note(note)
         self._was_begun = True
@@ -273,10 +264,8 @@ class PartialFile:
             return
         known = note.setdefault("model", {"name": model.name, "sha256": model.sha256})
         if known["sha256"] != model.sha256:
-            raise StalePartialFileError(
-                f"{self._path}: has {self.rows:,} rows of another model ({known['name']!r}, sha256 "
-                f"{known['sha256'][:12]}; now {model.name!r}, {model.sha256[:12]})"
-            )
+            change = f"{known['name']!r}, sha256 {known['sha256'][:12]}; now {model.name!r}, {model.sha256[:12]}"
+            raise self._stale(f"has {self.rows:,} rows of another model ({change})")
 
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
         """Write the line of an input."""
@@ -338,7 +327,7 @@ class PartialFile:
             with opened(self._path, "rb") as file:
                 return bytes(file.read(size))
         except (OSError, EOFError, zlib.error) as error:
-            raise StalePartialFileError(f"{self._path}: cannot be read ({error})") from error
+            raise self._stale(f"cannot be read ({error})") from error
 
     def _end_saver(self) -> None:
         self._closed.set()

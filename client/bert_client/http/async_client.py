@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Any, Self, TypeVar, overload
 
 import httpx
@@ -19,7 +18,6 @@ from bert_client.results import FillMaskResult, LabelResult, Model
 
 T = TypeVar("T")
 AnyIterable = Iterable[T] | AsyncIterable[T]
-Texts = AnyIterable[str]
 Inputs = AnyIterable[InputInList]
 Pairs = AnyIterable[PairInList]
 
@@ -30,15 +28,12 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
     It may be used in several event loops, one after the other, and opens connections in each.
     """
 
-    def _here(self) -> asyncio.AbstractEventLoop | None:
-        with suppress(RuntimeError):
-            return asyncio.get_running_loop()
-        return next(reversed(self._connections), None)  # outside of loops, `is_closed` is about the last
+    _here = staticmethod(asyncio.get_running_loop)
 
     def _connect(self) -> httpx.AsyncClient:
         for closed in [loop for loop in list(self._connections) if loop.is_closed()]:
             del self._connections[closed]
-        return open_http(httpx.AsyncClient, self._url, self._proxy)
+        return open_http(httpx.AsyncClient, self._url)
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,8 +42,9 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop. An `http` that was given stays open."""
-        if http := self._release():
+        """Close the client, and its connections of this event loop. An `http` that was given stays open."""
+        self._is_closed = True
+        if http := self._connections.pop(self._here(), None):
             await http.aclose()
 
     @overload
@@ -64,7 +60,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
     @overload
     async def fill_mask(
         self,
-        inputs: Texts,
+        inputs: AnyIterable[str],
         *,
         top_k: int | None = ...,
         targets: Iterable[str] | None = ...,
@@ -73,7 +69,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
     ) -> list[FillMaskResult]: ...
     async def fill_mask(
         self,
-        inputs: str | Texts,
+        inputs: str | AnyIterable[str],
         *,
         top_k: int | None = None,
         targets: Iterable[str] | None = None,
@@ -103,7 +99,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
 
     def fill_mask_stream(
         self,
-        inputs: Texts,
+        inputs: AnyIterable[str],
         *,
         top_k: int | None = None,
         targets: Iterable[str] | None = None,
@@ -264,26 +260,20 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
             await asyncio.gather(*window, return_exceptions=True)
 
     async def _chunks(self, call: Call[T], inputs: AnyIterable[Any]) -> AsyncIterator[Chunk | None]:
-        """The inputs in chunks, and None in place of `FLUSH` and at the end. An error, of `inputs` or of `/info`, is
-        raised after the inputs before it are answered."""
+        """The chunks of a `Chunker`. An error, of `inputs` or of `/info`, is raised after the inputs before it are
+        answered."""
         chunker = Chunker(call.parameters)
         try:
             async for given in inputs if isinstance(inputs, AsyncIterable) else _as_async(inputs):
-                if given is calls.FLUSH:
-                    for chunk in chunker.rest():
-                        yield chunk
-                    yield None
-                    continue
-                for chunk in chunker.push(calls.encode(given), await self._run(self._exchange.request_limits())):
+                info = await self._run(self._exchange.service_info())
+                for chunk in chunker.push(given, info.limits):
                     yield chunk
         except Exception:
-            for chunk in chunker.rest():
+            for chunk in chunker.flush():
                 yield chunk
-            yield None
             raise
-        for chunk in chunker.rest():
+        for chunk in chunker.flush():
             yield chunk
-        yield None
 
     async def _run(self, flow: Flow[T]) -> T:
         outcome: Outcome = None

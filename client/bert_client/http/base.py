@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from bert_client.errors import ConnectionFailedError
-from bert_client.http.environment import find_proxy, trusted_certificates, trusted_tls
+from bert_client.http.environment import find_proxy, trusted_tls
 from bert_client.http.exchange import Exchange, Send
 from bert_client.http.retry import RetryPolicy
 
@@ -25,6 +25,7 @@ READ_GRACE = 2.0
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 Sleep = TypeVar("Sleep")
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class BaseClient(Generic[Http, Sleep]):
@@ -72,12 +73,12 @@ class BaseClient(Generic[Http, Sleep]):
         self._url = url.copy_with(userinfo=b"")  # messages show the address
         self._concurrency = concurrency
         self._given_http: Http | None = http
+        self._is_closed = False
         self._sleep = sleep
-        self._proxy = None if http else find_proxy(url)
-        proxy = self._proxy[0] if self._proxy else None
-        certificates = None if http else trusted_certificates()
-        self._exchange = Exchange(retry, time.monotonic, _jitter, str(self._url), proxy, certificates)
-        self._connections: dict[Any, Any] = {}
+        proxy = None if http else find_proxy(url)
+        self._base_url = str(self._url).rstrip("/")
+        self._exchange = Exchange(retry, time.monotonic, _jitter, self._base_url, proxy[0] if proxy else None)
+        self._connections: dict[Any, Http] = {}
         self._headers = {"X-Request-Timeout-Ms": str(max(int(timeout * 1000), 1)).encode(), **_authorization(api_key)}
         self._http_options: dict[str, Any] = {
             **({"auth": (url.username, url.password)} if url.userinfo else {}),
@@ -86,34 +87,20 @@ class BaseClient(Generic[Http, Sleep]):
 
     def __getstate__(self) -> dict[str, Any]:
         """The options. A process that unpickles the client opens new connections."""
-        if self._given_http:
-            raise TypeError("a client with http=… cannot be pickled: make one in each process")
         exchange = replace(self._exchange, info=None)  # its expiry is a time of this machine's clock
         return {**self.__dict__, "_connections": {}, "_exchange": exchange}
 
     @property
     def is_closed(self) -> bool:
         """Whether the client is closed, or the `http` that it was given: requests then raise ConnectionFailedError."""
-        here = self._here()
-        http = self._connections.get(here, self._given_http)
-        return http.is_closed if http else here in self._connections
+        return self._is_closed or (self._given_http is not None and self._given_http.is_closed)
 
     def _http(self) -> Http:
         """The connections of this process or event loop."""
-        here = self._here()
-        if here not in self._connections:
-            self._connections.setdefault(here, self._given_http or self._connect())
-        http: Http | None = self._connections[here]
-        if http is None or http.is_closed:
+        if self.is_closed:
             raise ConnectionFailedError("the client is closed")
-        return http
-
-    def _release(self) -> Http | None:
-        """Mark the client as closed. Returns its connections, but not an `http` that was given."""
-        here = self._here()
-        http: Http | None = self._connections.get(here)
-        self._connections[here] = None
-        return None if http is self._given_http else http
+        http = self._given_http or self._connections.get(self._here())
+        return http or self._connections.setdefault(self._here(), self._connect())
 
     def _arguments(self, send: Send) -> dict[str, Any]:
         """Arguments of httpx's `request`."""
@@ -122,29 +109,25 @@ class BaseClient(Generic[Http, Sleep]):
             headers["Content-Type"] = b"application/json"
         if send.request_id is not None:
             headers["X-Request-ID"] = send.request_id.encode()
-        url = str(self._url).rstrip("/") + send.path
+        url = self._base_url + send.path
         return {"method": send.method, "url": url, "content": send.body, "headers": headers, **self._http_options}
 
 
 def open_http(
-    client: Callable[..., Http],
-    url: httpx.URL,
-    proxy: tuple[str, str] | None,
-    *,
-    tls: ssl.SSLContext | None = None,
-    headers: Sequence[tuple[bytes, bytes]] = (),
+    client: Callable[..., Http], url: httpx.URL, tls: ssl.SSLContext | None = None, headers: Headers = ()
 ) -> Http:
-    """Open an httpx client.
+    """Open an httpx client with the proxy of the environment.
 
     Args:
         client: `httpx.Client` or `httpx.AsyncClient`.
-        proxy: What `find_proxy` has found for the URL.
+        url: The address to connect to.
         tls: Replaces the trusted certificates of the environment.
         headers: Sent with every request.
 
     Raises:
         ConnectionFailedError: an environment variable cannot be used.
     """
+    proxy = find_proxy(url)
     try:
         if proxy:
             _check_address(httpx.URL(proxy[1]))

@@ -53,7 +53,7 @@ class Call(Generic[Result_co]):
     takes_pairs: bool = True
 
     def __post_init__(self) -> None:
-        if self.request_id is not None and not wire.is_valid_request_id(self.request_id):
+        if self.request_id is not None and not wire.REQUEST_ID.fullmatch(self.request_id):
             raise ValueError(f"request_id is {self.request_id!r}: give 1 to 128 ASCII letters, digits or . _ : / + = -")
 
     def body(self, inputs: Sequence[bytes]) -> bytes:
@@ -144,8 +144,6 @@ def check_inputs(inputs: Any) -> None:
 
 def encode(given: Any) -> Encoded:
     """An input as JSON, or as an error if it is neither a string nor a pair of strings."""
-    if isinstance(given, str):
-        return _to_json(given)
     value = given.tolist() if hasattr(given, "tolist") else given  # a row of a numpy array
     value = value.as_py() if hasattr(value, "as_py") else value  # a value of an Arrow column
     if isinstance(value, str):
@@ -191,10 +189,6 @@ class RequestLimits:
         return cls(limits.max_client_batch, limits.max_body_bytes - _ENVELOPE_BYTES, tokens)
 
 
-CAUTIOUS_LIMITS = RequestLimits(inputs=32, body_bytes=64 * 1024, tokens=4096)
-"""Limits for a service that does not tell its own."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceInfo:
     """The contents of `/info`."""
@@ -206,12 +200,15 @@ class ServiceInfo:
     """Models by task; empty while they are loaded."""
 
 
-HIDDEN_INFO = ServiceInfo(CAUTIOUS_LIMITS, is_ready=True, models={})
-"""Assumed for a service whose `/info` is hidden by a proxy."""
+HIDDEN_INFO = ServiceInfo(RequestLimits(inputs=32, body_bytes=64 * 1024, tokens=4096), is_ready=True, models={})
+"""Assumed for a service whose `/info` is hidden by a proxy: the limits are cautious."""
 
 
 class Chunker:
-    """Cuts a stream of inputs into chunks within the limits. An input that exceeds a limit by itself is a chunk."""
+    """Cuts a stream of inputs into chunks within the limits. An input that exceeds a limit by itself is a chunk.
+
+    A None among the chunks means that all before it are to be answered before the next.
+    """
 
     def __init__(self, parameters: bytes) -> None:
         self._parameter_bytes = len(parameters)
@@ -223,22 +220,30 @@ class Chunker:
         self._bytes = 0
         self._tokens = 0
 
-    def push(self, given: Encoded, limits: RequestLimits) -> Iterator[Chunk]:
-        """Add an input. Yields the chunk before it, if the input does not fit into that chunk."""
-        size = len(given) + 1 if isinstance(given, bytes) else 0
+    def push(self, given: Any, limits: RequestLimits) -> Iterator[Chunk | None]:
+        """Add an input or `FLUSH`. Yields the chunk before it, if an input does not fit into that chunk."""
+        if given is FLUSH:
+            yield from self.flush()
+            return
+        encoded = encode(given)
+        size = len(encoded) + 1 if isinstance(encoded, bytes) else 0
         tokens = size // _BYTES_PER_TOKEN + _SPECIAL_TOKENS
         if (
             len(self._inputs) >= limits.inputs
             or self._bytes + size > limits.body_bytes - self._parameter_bytes
             or self._tokens + tokens > limits.tokens
         ):
-            yield from self.rest()
-        self._inputs.append(given)
+            yield from self._rest()
+        self._inputs.append(encoded)
         self._bytes += size
         self._tokens += tokens
 
-    def rest(self) -> Iterator[Chunk]:
-        """The last chunk, if there is one."""
+    def flush(self) -> Iterator[Chunk | None]:
+        """The last chunk, if there is one, and None."""
+        yield from self._rest()
+        yield None
+
+    def _rest(self) -> Iterator[Chunk]:
         if self._inputs:
             yield Chunk(self._next, self._inputs)
             self._next += len(self._inputs)

@@ -20,7 +20,6 @@ from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait,
 from bert_client.results import FillMaskResult, LabelResult, Model
 
 T = TypeVar("T")
-Texts = Iterable[str]
 Inputs = Iterable[InputInList]
 Pairs = Iterable[PairInList]
 
@@ -41,7 +40,7 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
     _here = staticmethod(os.getpid)
 
     def _connect(self) -> httpx.Client:
-        return open_http(httpx.Client, self._url, self._proxy)
+        return open_http(httpx.Client, self._url)
 
     def __enter__(self) -> Self:
         return self
@@ -50,8 +49,9 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
         self.close()
 
     def close(self) -> None:
-        """Close the connections of this process. An `http` that was given stays open."""
-        if http := self._release():
+        """Close the client, and its connections of this process. An `http` that was given stays open."""
+        self._is_closed = True
+        if http := self._connections.pop(self._here(), None):
             http.close()
 
     @overload
@@ -67,7 +67,7 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
     @overload
     def fill_mask(
         self,
-        inputs: Texts,
+        inputs: Iterable[str],
         *,
         top_k: int | None = ...,
         targets: Iterable[str] | None = ...,
@@ -76,7 +76,7 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
     ) -> list[FillMaskResult]: ...
     def fill_mask(
         self,
-        inputs: str | Texts,
+        inputs: str | Iterable[str],
         *,
         top_k: int | None = None,
         targets: Iterable[str] | None = None,
@@ -106,7 +106,7 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
 
     def fill_mask_stream(
         self,
-        inputs: Texts,
+        inputs: Iterable[str],
         *,
         top_k: int | None = None,
         targets: Iterable[str] | None = None,
@@ -258,22 +258,17 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
             ended.set()
 
     def _chunks(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[Chunk | None]:
-        """The inputs in chunks, and None in place of `FLUSH` and at the end. An error, of `inputs` or of `/info`, is
-        raised after the inputs before it are answered."""
+        """The chunks of a `Chunker`. An error, of `inputs` or of `/info`, is raised after the inputs before it are
+        answered."""
         chunker = Chunker(call.parameters)
         try:
             for given in inputs:
-                if given is calls.FLUSH:
-                    yield from chunker.rest()
-                    yield None
-                else:
-                    yield from chunker.push(calls.encode(given), self._run(self._exchange.request_limits()))
+                info = self._run(self._exchange.service_info())
+                yield from chunker.push(given, info.limits)
         except Exception:
-            yield from chunker.rest()
-            yield None
+            yield from chunker.flush()
             raise
-        yield from chunker.rest()
-        yield None
+        yield from chunker.flush()
 
     def _run_in_thread(self, flow: Flow[T], ended: threading.Event) -> Future[T]:
         """Run a flow in a thread that does not keep the program from ending."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
 import ssl
 import urllib.request
-from pathlib import Path
 
 import httpx
 
@@ -31,40 +29,17 @@ def find_proxy(url: httpx.URL) -> tuple[str, str] | None:
     return variable, found if "://" in found else f"http://{found}"
 
 
-_CERTIFICATES = {
-    "SSL_CERT_FILE": "a readable file of PEM certificates",
-    "SSL_CERT_DIR": "a directory of PEM certificates, prepared by `openssl rehash`",
-}
-"""Variables that name the trusted certificates, in httpx's order of precedence, and their expected values."""
-
-
-def trusted_certificates() -> tuple[str, str] | None:
-    """The variable that names the trusted certificates, and its value."""
-    return next(((name, value) for name in _CERTIFICATES if (value := os.environ.get(name))), None)
-
-
 def trusted_tls() -> ssl.SSLContext:
     """TLS with the trusted certificates of the environment.
 
     Raises:
-        ConnectionFailedError: a file of the environment cannot be used; the message has the reason and the remedy.
+        ConnectionFailedError: a file that the environment names for TLS cannot be used.
     """
-    variable, value = trusted_certificates() or ("", "")
     try:
-        # OpenSSL ignores a directory that is empty or missing.
-        if variable == "SSL_CERT_DIR" and not any(any(Path(path).glob("*")) for path in value.split(os.pathsep)):
-            next(Path(value).iterdir(), None)  # raises the reason, unless the directory is empty
-            raise OSError(errno.ENOENT, "the directory is empty", value)
         return httpx.create_ssl_context()
     except OSError as error:
-        key_log = os.environ.get("SSLKEYLOGFILE")
-        message = f"the trusted certificates cannot be read ({error})"
-        if key_log and error.filename == key_log:
-            message = f"SSLKEYLOGFILE={key_log} cannot be written ({error.strerror}); name another file, or unset it"
-        elif variable:
-            expected = _CERTIFICATES[variable]
-            message = f"{variable}={value} cannot be used ({error.strerror}); name {expected}, or unset it"
-        raise ConnectionFailedError(message) from error
+        file = error.filename or f"SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE', '')}"
+        raise ConnectionFailedError(f"{file} cannot be used for TLS ({error.strerror})") from error
 
 
 def is_loopback(host: str) -> bool:

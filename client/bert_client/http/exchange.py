@@ -15,8 +15,8 @@ import httpx
 
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
-from bert_client.http.calls import HIDDEN_INFO, Call, Chunk, RequestLimits, ServiceInfo, encode, read_info
-from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
+from bert_client.http.calls import HIDDEN_INFO, Call, Chunk, ServiceInfo, encode, read_info
+from bert_client.http.retry import Reply, RetryPolicy, pause_before_retry
 from bert_client.results import Model
 from bert_client.wire import FieldProblem
 
@@ -75,7 +75,6 @@ class FailureCounter:
     count: int = 0
 
 
-Reply = httpx.Response | httpx.RequestError
 Outcome = Reply | None
 """The outcome of a step: a reply to `Send`, None after `Wait`."""
 Flow = Generator[Send | Wait, Any, T]
@@ -94,29 +93,23 @@ class Exchange:
     """Address for messages."""
     proxy_variable: str | None = None
     """The environment variable that names the proxy in use, for messages."""
-    certificates: tuple[str, str] | None = None
-    """The environment variable that names the trusted certificates in use, and its value, for messages."""
 
     info: ServiceInfo | None = None
     """Contents of `/info`; None before the first request for it."""
     info_end: float = 0.0
     """Time of the clock at which `/info` is read again."""
 
-    def request_limits(self) -> Flow[RequestLimits]:
-        """The present limits of one request."""
-        info = yield from self._service_info()
-        return info.limits
-
     def model(self, task: str) -> Flow[Model | None]:
         """The model that answers a task; None if the service does not tell. Waits while the models are loaded."""
         start = self.clock()
-        info = yield from self._service_info()
+        info = yield from self.service_info()
         while not (info.models or info.is_ready) and self.clock() - start < self.policy.deadline:
             yield Wait(_INFO_SECONDS[False])
-            info = yield from self._service_info()
+            info = yield from self.service_info()
         return info.models.get("sentiment" if task == "classify" else task)
 
-    def _service_info(self) -> Flow[ServiceInfo]:
+    def service_info(self) -> Flow[ServiceInfo]:
+        """The present contents of `/info`."""
         if self.info is None or self.clock() >= self.info_end:
             found = yield from self._send_with_retries(Send("GET", _INFO), read_info, self.clock())
             # A proxy may hide `/info`. If the address is wrong, the requests with inputs fail too.
@@ -150,24 +143,22 @@ class Exchange:
             unexpected_answers = 1 if 1 < len(inputs) < len(encoded) else _UNEXPECTED_ANSWERS
             send = Send("POST", call.path, call.body(inputs), call.request_id, unexpected_answers)
             read = functools.partial(call.results, count=len(inputs))
-            results = yield from self._send_with_retries(send, read, last_answer)
-            if not isinstance(results, ProblemError):
-                outcomes |= zip(group, results, strict=True)
+            found = yield from self._send_with_retries(send, read, last_answer)
+            if not isinstance(found, ProblemError):
+                outcomes |= zip(group, found, strict=True)
                 last_answer = self.clock()
                 failures.count = 0
                 continue
-            problem = results
-            if isinstance(problem, errors.TooLargeError):
+            if isinstance(found, errors.TooLargeError):
                 self.info_end = 0.0  # the limits may have changed
-            if problem.status == 504 and self.clock() - start >= self.policy.deadline:
-                raise problem
-            failed, rest = isolate(problem, inputs)
-            is_unexpected = isinstance(problem, UnexpectedAnswerError)
-            if failed and (is_unexpected or problem.status == 504 or problem.ended_process):
+            if found.status == 504 and self.clock() - start >= self.policy.deadline:
+                raise found
+            failed, rest = isolate(found, inputs)
+            if failed and (isinstance(found, UnexpectedAnswerError) or found.status == 504 or found.ended_process):
                 failures.count += 1
                 if failures.count >= failures.limit:
-                    raise problem
-            if problem.status != 504:
+                    raise found
+            if found.status != 504:
                 last_answer = self.clock()
             outcomes |= {group[i]: fault.at(chunk.first + group[i]) for i, fault in failed.items()}
             groups += [[group[i] for i in indices] for indices in rest]
@@ -202,7 +193,7 @@ class Exchange:
             if pause is not None:
                 yield Wait(pause)
             elif isinstance(found, UnexpectedAnswerError | ConnectionFailedError):
-                raise found
+                raise found from (reply if isinstance(reply, httpx.RequestError) else None)
             else:
                 return found
 
@@ -230,20 +221,16 @@ class Exchange:
             where = f" to {reply.headers['location']}" if reply.has_redirect_location else ""
             shown = " ".join(reply.text.split())[:_SHOWN_CHARACTERS]
             detail = (
-                f"{self.base_url.rstrip('/')}{send.path}: responded {reply.status_code}{where}, not as bert-service: "
+                f"{self.base_url}{send.path}: responded {reply.status_code}{where}, not as bert-service: "
                 f"{shown!r}{self._through_proxy()}"
             )
             return UnexpectedAnswerError(reply.status_code, "unexpected_answer", detail)
 
     def _connection_error(self, error: httpx.RequestError) -> ConnectionFailedError:
         message = f"{self.base_url}: {str(error) or type(error).__name__}{self._through_proxy()}"
-        if CERTIFICATE_REFUSED in message and self.certificates:
-            message += f"; the trusted certificates are those of {'='.join(self.certificates)}"
         if any(reason in message for reason in _NOT_TLS):
             message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
-        failure = ConnectionFailedError(message)
-        failure.__cause__ = error
-        return failure
+        return ConnectionFailedError(message)
 
     def _through_proxy(self) -> str:
         variable = self.proxy_variable

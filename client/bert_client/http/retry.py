@@ -8,10 +8,11 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
+Reply = httpx.Response | httpx.RequestError
 _BUSY_STATUSES = frozenset({408, 429, 503})
 """Statuses of the service while it is busy, loading or draining."""
 _RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
-CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
+_CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
 """Part of OpenSSL's messages after which a retry cannot succeed."""
 
 
@@ -35,13 +36,7 @@ class RetryPolicy:
 
 
 def pause_before_retry(
-    policy: RetryPolicy,
-    reply: httpx.Response | httpx.RequestError,
-    attempt: int,
-    elapsed: float,
-    jitter: float,
-    *,
-    is_ours: bool = True,
+    policy: RetryPolicy, reply: Reply, attempt: int, elapsed: float, jitter: float, *, is_ours: bool = True
 ) -> float | None:
     """Seconds to wait after a failed attempt, or None to give up.
 
@@ -74,10 +69,10 @@ def retry_after(header: str | None, now: datetime | None = None) -> float:
     return max((then - (now or datetime.now(UTC))).total_seconds(), 0.0)
 
 
-def _is_retried(reply: httpx.Response | httpx.RequestError, *, is_ours: bool) -> bool:
+def _is_retried(reply: Reply, *, is_ours: bool) -> bool:
     if isinstance(reply, httpx.Response):
         is_busy = reply.status_code in _BUSY_STATUSES or (reply.status_code == 504 and "retry-after" in reply.headers)
         return is_busy or not is_ours
     if isinstance(reply, httpx.ProxyError):  # such as "503 Service Unavailable", the answer to CONNECT
         return str(reply).startswith("5")
-    return isinstance(reply, _RETRIED_ERRORS) and CERTIFICATE_REFUSED not in str(reply)
+    return isinstance(reply, _RETRIED_ERRORS) and _CERTIFICATE_REFUSED not in str(reply)

@@ -311,7 +311,7 @@ def test_bert_headers_are_sent_with_every_request(bert: Bert, tmp_path: Path) ->
 def test_bert_header_of_another_form_is_refused_and_not_shown(bert: Bert, header: str) -> None:
     code, output, complaint = bert("sentiment", "good", "--header", header)
     assert (code, output, "s3cret" in complaint) == (2, "", False)
-    assert "argument --header: give it as 'Name: value'" in complaint
+    assert "--header: give it as 'Name: value'" in complaint
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import importlib.util
 import multiprocessing
-import os
 import pickle
 import shutil
 import sys
@@ -17,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import certifi
 import httpx
 import pytest
 
@@ -136,7 +134,7 @@ async def test_client_uses_a_given_http_as_it_is_and_does_not_close_it(echo: Ech
             assert label(asked.sentiment("a")) == "a"
         assert (asked.is_closed, http.is_closed) == (True, False)
         again = BertClient(echo.url, http=http)
-        with pytest.raises(TypeError, match="cannot be pickled"):
+        with pytest.raises(TypeError, match="cannot pickle"):
             pickle.dumps(again)
     assert again.is_closed
     with pytest.raises(ConnectionFailedError, match="the client is closed"):
@@ -150,15 +148,6 @@ async def test_client_uses_a_given_http_as_it_is_and_does_not_close_it(echo: Ech
         assert headers == ["blue", "Bearer k", "7000"]
         assert request.extensions["timeout"]["read"] == 9
     assert len(sent) == 2
-
-
-def test_async_client_is_closed_is_known_after_its_event_loop(echo: Echo) -> None:
-    async def ask() -> AsyncBertClient:
-        async with AsyncBertClient(echo.url) as asked:
-            return asked
-
-    assert asyncio.run(ask()).is_closed
-    assert not AsyncBertClient(echo.url).is_closed
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no fork")
@@ -234,12 +223,6 @@ def test_client_reaches_loopback_whatever_the_proxy(echo: Echo, monkeypatch: pyt
         assert label(asked.sentiment("a")) == "a"
 
 
-async def test_async_client_reaches_loopback_whatever_the_proxy(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
-    async with AsyncBertClient(echo.url, retry=ONCE) as asked:
-        assert label(await asked.sentiment("a")) == "a"
-
-
 def test_client_uses_the_proxy_of_the_environment(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", echo.url)
     with BertClient("http://bert.example", retry=ONCE) as asked:
@@ -282,13 +265,6 @@ def test_client_proxy_that_cannot_be_used_is_named(
     assert "secret" not in str(raised.value)
 
 
-async def test_async_client_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9")
-    async with AsyncBertClient("http://bert.example") as asked:
-        with pytest.raises(BertServiceError, match="the proxy in ALL_PROXY cannot be used"):
-            await asked.sentiment("a")
-
-
 def test_client_unused_variables_of_the_environment_do_no_harm(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", echo.url)
     monkeypatch.setenv("HTTPS_PROXY", "socks://nowhere:x")
@@ -320,47 +296,18 @@ def test_client_refusal_by_a_proxy_names_its_variable(monkeypatch: pytest.Monkey
     ("variable", "name", "reason"),
     [
         ("SSL_CERT_FILE", "missing", "No such file or directory"),
-        ("SSL_CERT_FILE", "directory", "Is a directory"),
-        ("SSL_CERT_FILE", "empty", "no certificate or crl found"),
         ("SSL_CERT_FILE", "text", "no certificate or crl found"),
-        ("SSL_CERT_FILE", "broken", "PEM lib"),
-        ("SSL_CERT_DIR", "missing", "No such file or directory"),
-        ("SSL_CERT_DIR", "text", "Not a directory"),
-        ("SSL_CERT_DIR", "directory", "the directory is empty"),
+        ("SSLKEYLOGFILE", "none/keys", "No such file"),
     ],
 )
 def test_client_certificates_that_cannot_be_used_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, name: str, reason: str
 ) -> None:
-    (tmp_path / "directory").mkdir()
-    for file, content in (("empty", ""), ("text", "no certificate"), ("broken", "-----BEGIN CERTIFICATE-----\nab\n")):
-        (tmp_path / file).write_text(content)
-    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "keys"))
+    (tmp_path / "text").write_text("no certificate")
     monkeypatch.setenv(variable, str(tmp_path / name))
-    with BertClient("https://bert.example") as asked, pytest.raises(ConnectionFailedError) as raised:
-        asked.sentiment("a")
-    before, _, after = str(raised.value).partition(reason)
-    assert before.startswith(f"{variable}={tmp_path / name} cannot be used (")
-    assert "PEM certificates" in after
-    assert after.endswith(", or unset it")
-
-
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="every file can be read")
-def test_client_certificates_that_may_not_be_read_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").touch(mode=0)
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     with (
         BertClient("https://bert.example") as asked,
-        pytest.raises(ConnectionFailedError, match=r"SSL_CERT_FILE=.*/ca\.pem cannot be used \(Permission denied"),
-    ):
-        asked.sentiment("a")
-
-
-def test_client_key_log_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "none" / "keys"))
-    with (
-        BertClient("https://bert.example") as asked,
-        pytest.raises(BertServiceError, match=r"SSLKEYLOGFILE=.*/none/keys cannot be written \(No such file"),
+        pytest.raises(ConnectionFailedError, match=rf"{tmp_path / name} cannot be used for TLS \(.*{reason}"),
     ):
         asked.sentiment("a")
 
@@ -388,15 +335,12 @@ def test_client_https_to_a_plain_proxy_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_client_certificate_that_is_not_trusted_names_the_variable_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+def test_client_certificate_that_is_not_trusted_is_an_error_at_once(tmp_path: Path) -> None:
     pauses: list[float] = []
     with (
         serve_tls(tmp_path) as echo,
         BertClient(echo.url, sleep=pauses.append) as asked,
-        pytest.raises(BertServiceError, match=f"are those of SSL_CERT_FILE={certifi.where()}"),
+        pytest.raises(BertServiceError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         asked.sentiment("a")
     assert pauses == []

@@ -55,7 +55,7 @@ def ask(
     attempts: int = 3,
 ) -> tuple[Any, list[Any]]:
     policy = RetryPolicy(attempts=attempts, deadline=100, first_pause=1)
-    exchange = Exchange(policy, clock, random=lambda: 0.0, base_url="http://bert/root/")
+    exchange = Exchange(policy, clock, random=lambda: 0.0, base_url="http://bert/root")
     chunk = Chunk(first, [calls.encode(one) for one in inputs])
     flow = exchange.answer(calls.sentiment(), chunk, failures or FailureCounter())
     outcomes, steps = perform(flow, lambda inputs: info("ready", 8) if inputs is None else answer(inputs))
@@ -433,26 +433,26 @@ def test_model_of_a_service_that_does_not_tell_is_unknown(reply: httpx.Response)
 
 
 @pytest.mark.parametrize("status", [200, 302, 403, 404])
-def test_request_limits_of_a_service_that_hides_them_are_small(status: int) -> None:
+def test_service_info_that_is_hidden_has_small_limits(status: int) -> None:
     exchange = Exchange(RetryPolicy(attempts=1000), lambda: 0.0, random=lambda: 0.0)
     replies = iter([page(status)] * 3)
     for _ in range(2):
-        assert perform(exchange.request_limits(), lambda _: next(replies))[0] == calls.CAUTIOUS_LIMITS
+        assert perform(exchange.service_info(), lambda _: next(replies))[0] == calls.HIDDEN_INFO
 
 
-def test_request_limits_of_a_service_that_is_away_are_waited_for() -> None:
+def test_service_info_of_a_service_that_is_away_is_waited_for() -> None:
     exchange = Exchange(RetryPolicy(attempts=1000), lambda: 0.0, random=lambda: 0.0)
     replies = iter([page(502)] * 20)
-    assert perform(exchange.request_limits(), lambda _: next(replies, None) or info("ready", 8))[0].inputs == 8
+    assert perform(exchange.service_info(), lambda _: next(replies, None) or info("ready", 8))[0].limits.inputs == 8
 
 
-def test_request_limits_are_asked_for_again_when_they_may_have_changed() -> None:
+def test_service_info_is_asked_for_again_when_the_limits_may_have_changed() -> None:
     now, replies = 0.0, [info("loading", 1), info("ready", 2), info("ready", 3), info("ready", 4)]
     exchange = Exchange(RetryPolicy(), lambda: now, random=lambda: 0.0)
 
     def inputs() -> int:
-        limits, _ = perform(exchange.request_limits(), lambda _: replies.pop(0))
-        return limits.inputs
+        found, _ = perform(exchange.service_info(), lambda _: replies.pop(0))
+        return int(found.limits.inputs)
 
     assert inputs() == 1
     now = 0.9
