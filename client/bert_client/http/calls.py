@@ -82,7 +82,7 @@ def fill_mask(
     truncate: bool = False,
     request_id: str | None = None,
 ) -> Call[FillMaskResult]:
-    """The call of `fill_mask`.
+    """A call with the arguments of `BertClient.fill_mask`.
 
     Raises:
         TypeError: `targets` is a string, each letter of which would be a word.
@@ -95,12 +95,12 @@ def fill_mask(
 
 
 def next_sentence(truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
-    """The call of `next_sentence`."""
+    """A call with the arguments of `BertClient.next_sentence`."""
     return Call("/next-sentence", _parameters(truncate=truncate), _label_result, request_id)
 
 
 def sentiment(top_k: int | None = None, truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
-    """The call of `sentiment`."""
+    """A call with the arguments of `BertClient.sentiment`."""
     return Call("/sentiment", _parameters(top_k=top_k, truncate=truncate), _label_result, request_id)
 
 

@@ -82,7 +82,7 @@ Flow = Generator[Send | Wait, Any, T]
 
 @dataclass(slots=True)
 class Exchange:
-    """Makes flows."""
+    """Makes the flows of a client, and keeps what `/info` tells between them."""
 
     policy: RetryPolicy
     clock: Callable[[], float]
