@@ -73,9 +73,6 @@ class InvalidInputError(LocatedError):
         """`faults`: the `model.errors.TextError` and the path of each text."""
         super().__init__(str(faults[0][0]), faults)
 
-    def __str__(self) -> str:
-        return str(self.faults[0][0])
-
 
 class TooLargeError(ServiceError):
     """Body, inputs, tokens or response exceed a limit, so repeating the request does not help."""

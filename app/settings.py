@@ -223,9 +223,7 @@ class Settings(BaseModel):
         """Log a warning for each `BERT_` variable that the service does not read."""
         known = [PREFIX + name.upper() for name in cls.model_fields]
         for name in environ:
-            if name == "BERT_API_KEY":
-                logger.warning("BERT_API_KEY is read by the command bert; the service reads BERT_API_KEYS")
-            elif name.startswith(PREFIX) and name not in known and not _NOT_OURS.match(name):
+            if name.startswith(PREFIX) and name not in known and not _NOT_OURS.match(name):
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
                 logger.warning("unknown setting %s ignored%s", name, f"; did you mean {near[0]}?" if near else "")
 

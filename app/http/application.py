@@ -42,7 +42,6 @@ class Application(FastAPI):
     def __init__(self, service: Service, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.service = service
-        self._is_opened_to_browsers = bool(service.settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an ASGI connection."""
@@ -71,7 +70,7 @@ class Application(FastAPI):
         except HostNotAllowedError as error:
             await problems.error_response(error, context)(scope, receive, send_with_context)
             return
-        if context.route is None or self._is_opened_to_browsers or service.is_traced:
+        if context.route is None or service.settings.cors_origins or service.is_traced:
             await super().__call__(scope, receive, send_with_context)
         else:
             await respond(super().__call__, scope, receive, send_with_context)

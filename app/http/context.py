@@ -131,8 +131,7 @@ def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    context: RequestContext = scope[CONTEXT]
-    return context
+    return scope[CONTEXT]
 
 
 def service_of(request: Request) -> Service:

@@ -30,7 +30,7 @@ from app.http.head import admit
 from app.http.invalid import parse
 from app.observability import tracing
 from app.tasks.schemas import Input
-from app.tasks.task import Question, Task, TaskResult, characters, encode_all
+from app.tasks.task import Question, Task, TaskResult, characters, encode_all, texts_of
 from model.tokenizer import Encoding, Tokenizer
 from model.word_ids import MAX_QUICK_CHARACTERS, QUICK_CHARACTERS, QUICK_WORK
 
@@ -197,7 +197,7 @@ async def _encode(threads: Executor, engine: Engine, question: Question) -> list
     if size <= QUICK_CHARACTERS:
         return encode_all(question)
     if size <= MAX_QUICK_CHARACTERS and not question.spans:
-        with suppress(_MuchWorkError):
+        with suppress(CancelledError):
             return encode_all(question, _work_check(question.served.tokenizer))
     has_ended = threading.Event()
 
@@ -213,18 +213,14 @@ async def _encode(threads: Executor, engine: Engine, question: Question) -> list
             has_ended.set()
 
 
-class _MuchWorkError(Exception):
-    """To tokenize an input would hold the event loop for too long."""
-
-
 def _work_check(tokenizer: Tokenizer) -> Callable[[Input], None]:
-    """A function that raises _MuchWorkError before an input if all inputs together would take more than some ms."""
+    """A function that raises CancelledError before an input with which all together would hold the event loop for more
+    than some ms."""
     limit = tokenizer.work + QUICK_WORK
 
     def check(given: Input) -> None:
-        texts = (given,) if isinstance(given, str) else (given.text, given.text_pair)
-        if tokenizer.work > limit or not all(map(tokenizer.is_quick, texts)):
-            raise _MuchWorkError
+        if tokenizer.work > limit or not all(map(tokenizer.is_quick, texts_of(given))):
+            raise CancelledError
 
     return check
 

@@ -5,7 +5,7 @@ Links are relative, so the pages also work behind a path prefix.
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -33,8 +33,7 @@ async def swagger(request: Request) -> Response:
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    app: FastAPI = request.app
-    return JSONResponse(app.openapi())
+    return JSONResponse(request.app.openapi())
 
 
 @router.get("/static/{name}")

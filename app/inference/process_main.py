@@ -181,7 +181,8 @@ def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> Non
     launched: deque[tuple[float, Callable[[], bytes] | Exception]] = deque()
     done_at = 0.0
     while True:
-        if launched and (len(launched) == backend.info.in_flight or not _has_arrived(connection)):
+        is_full = len(launched) == backend.info.in_flight
+        if launched and (is_full or not select.select([connection], [], [], 0)[0]):  # nothing has arrived
             launched_at, wait = launched.popleft()
             reply = wait if isinstance(wait, Exception) else _result_or_error(wait)
             began, done_at = max(launched_at, done_at), time.perf_counter()
@@ -205,11 +206,6 @@ def _received(connection: socket.socket, size: int) -> bytearray:
             return bytearray()
         at += received
     return data
-
-
-def _has_arrived(connection: socket.socket) -> bool:
-    """Whether another batch or the end of the connection has arrived."""
-    return bool(select.select([connection], [], [], 0)[0])
 
 
 def _result_or_error(work: Callable[[], T]) -> T | Exception:

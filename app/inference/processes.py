@@ -57,8 +57,7 @@ class ForkServer:
             raise BackendDiedError(await self.exit_reason()) from None
         finally:
             writer.close()
-        info: BackendInfo = _checked(loaded)
-        return info
+        return _checked(loaded)
 
     async def start_process(self, number: int) -> InferenceProcess:
         """Start the inference process with this number, and wait until it can compute.
@@ -151,8 +150,7 @@ class InferenceProcess:
         self.computing_since = self.computing_since or time.monotonic()
         self._writer.write(frame(batch))
         try:
-            answer: bytes = _checked(await reply)
-            return answer
+            return _checked(await reply)
         finally:  # break the cycle reply -> exception -> traceback -> this frame
             del reply
 

@@ -61,12 +61,8 @@ def note_stages(stages: Mapping[str, float]) -> None:
     if not trace.get_current_span().is_recording():
         return
     tracer = trace.get_tracer("bert-service")
-    at = time.time_ns() - sum(map(_nanoseconds, stages.values()))
+    at = time.time_ns() - int(sum(stages.values()) * 1e9)
     for name, seconds in stages.items():
         span = tracer.start_span(name, start_time=at)
-        at += _nanoseconds(seconds)
+        at += int(seconds * 1e9)
         span.end(at)
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)

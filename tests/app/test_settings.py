@@ -197,7 +197,7 @@ def test_unknown_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     Settings.warn_of_unknown(environ | {"BERT_URL": "http://x", "BERT_SPEED": "9", "BERT_THREADS": "1"})
     assert {record.name for record in caplog.records} == {"app.settings"}
     assert caplog.messages == [
-        "BERT_API_KEY is read by the command bert; the service reads BERT_API_KEYS",
+        "unknown setting BERT_API_KEY ignored; did you mean BERT_API_KEYS?",
         "unknown setting BERT_MAX_QUEUE_TOKEN ignored; did you mean BERT_MAX_QUEUE_TOKENS?",
         "unknown setting BERT_SPEED ignored",
     ]

@@ -20,7 +20,7 @@ NO_KEYS = "API keys: none, so everyone may call the tasks"
         (
             {"BERT_API_KEY": "secret"},
             [
-                "BERT_API_KEY is read by the command bert; the service reads BERT_API_KEYS",
+                "unknown setting BERT_API_KEY ignored; did you mean BERT_API_KEYS?",
                 NO_KEYS,
             ],
         ),
