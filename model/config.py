@@ -9,11 +9,13 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from model.errors import ConfigError
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "swish", "tanh")
+Truncation = Literal["head", "head_tail", "tail"]
+"""The part of a too long text to keep: its beginning, both ends, or its end."""
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 # Turc et al. 2019 (tiny to medium) and Devlin et al. 2018, section 3 (base, large).
@@ -29,15 +31,6 @@ _PRESETS: dict[str, tuple[int, int]] = {  # name: (layers, hidden size); heads o
 MAX_LABEL = 1000
 """Maximum characters of a label, because each response repeats its labels."""
 _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
 # Larger values come from a broken file, and overflow a tensor or exhaust the memory.
 _MAX_SIZE = 2**24
 _MAX_LABELS = 2**16
@@ -71,14 +64,15 @@ class BertConfig:
     id2label: Mapping[int, str] = field(default_factory=lambda: {0: "LABEL_0", 1: "LABEL_1"})
     problem_type: str | None = None
     """The meaning of a classifier's logits: one of `PROBLEM_TYPES`; see `BertForSequenceClassification.scores`."""
-    truncation: str = "head"
-    """The part of a too long text that `truncate` keeps: "head", its beginning, or "head_tail", both ends."""
+    truncation: Truncation = "head"
+    """The part of a too long text that `truncate` keeps: "head", its beginning, "tail", its end, or "head_tail", both
+    ends."""
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            value = getattr(self, name)
+        for size in (f for f in dataclasses.fields(self) if f.type == "int"):
+            value = getattr(self, size.name)
             if not _is_number(value, int) or not 1 <= value <= _MAX_SIZE:
-                raise ConfigError(f"{name} must be a positive integer, not {reprlib.repr(value)}")
+                raise ConfigError(f"{size.name} must be a positive integer, not {reprlib.repr(value)}")
         if self.max_position_embeddings < 3:
             given = f"must be at least 3 for [CLS], one token and [SEP], not {self.max_position_embeddings}"
             raise ConfigError(f"max_position_embeddings {given}")
@@ -95,8 +89,7 @@ class BertConfig:
             )
         if (kind := self.problem_type) not in (None, *PROBLEM_TYPES):
             raise ConfigError(f"unsupported problem_type {reprlib.repr(kind)}; supported: {', '.join(PROBLEM_TYPES)}")
-        if self.truncation not in ("head", "head_tail"):
-            raise ConfigError(f"truncation must be head or head_tail, not {reprlib.repr(self.truncation)}")
+        check_truncation(self.truncation)
         self._check_fractions()
         _check_labels(self.id2label)
 
@@ -185,6 +178,12 @@ class BertConfig:
         values["id2label"] = {str(key): label for key, label in self.id2label.items()}
         values["label2id"] = {label: key for key, label in self.id2label.items()}
         return {"model_type": "bert", "position_embedding_type": "absolute"} | values
+
+
+def check_truncation(value: object) -> None:
+    """Raise ConfigError if a value is not one of `Truncation`."""
+    if value not in (known := get_args(Truncation)):
+        raise ConfigError(f"unsupported truncation {reprlib.repr(value)}; supported: {', '.join(known)}")
 
 
 def _is_number(value: object, kind: Any) -> bool:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as _RustTokenizer
 from tokenizers import normalizers, pre_tokenizers
 
 from model import tokenizer_dir
+from model.config import Truncation, check_truncation
 from model.errors import (
     CheckpointError,
     EmptyTextError,
@@ -130,12 +131,10 @@ class Tokenizer:
         file = tokenizer_dir.vocab_file(Path(path))
         try:
             return cls(tokenizer_dir.read_tokenizer(file), segments=segments)
-        except CheckpointError:
-            raise
         except BaseException as error:  # `tokenizers` raises bare Exception
-            if isinstance(error, Exception) or _is_panic(error):
-                raise CheckpointError(file, f"is not a usable WordPiece tokenizer: {error}") from None
-            raise
+            if isinstance(error, CheckpointError) or not (isinstance(error, Exception) or _is_panic(error)):
+                raise
+            raise CheckpointError(file, f"is not a usable WordPiece tokenizer: {error}") from None
 
     @classmethod
     def from_vocab(cls, vocab: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
@@ -224,7 +223,7 @@ class Tokenizer:
         *,
         max_length: int | None = None,
         truncate: bool = False,
-        truncation: str = "head",
+        truncation: Truncation = "head",
         spans: bool = True,
     ) -> Encoding:
         """Token ids of one text or of a pair, with special tokens.
@@ -245,6 +244,7 @@ class Tokenizer:
             PairError: a pair with two token types for a model with one.
             TextTooLongError: longer than `max_length` and `truncate` is false, or no room for any token.
         """
+        check_truncation(truncation)
         if text_pair is not None and self.second_type_id >= self.segments:
             raise PairError("the model takes single texts, not pairs (its type_vocab_size is 1)")
         texts = [text] if text_pair is None else [text, text_pair]
@@ -267,7 +267,7 @@ class Tokenizer:
         return self._words is not None and "[" not in text and self._words.is_quick(text)
 
     def _encode_ends(
-        self, texts: Sequence[str], max_length: int, truncate: bool, truncation: str, spans: bool
+        self, texts: Sequence[str], max_length: int, truncate: bool, truncation: Truncation, spans: bool
     ) -> Encoding:
         """`encode` for texts of which at least one has too many characters to be tokenized whole."""
         most = MAX_CHARACTERS_PER_TOKEN * max_length
@@ -319,7 +319,7 @@ class Tokenizer:
             raise
 
     def _assemble(
-        self, halves: Sequence[_Half], total: int, max_length: int | None, truncation: str, with_spans: bool
+        self, halves: Sequence[_Half], total: int, max_length: int | None, truncation: Truncation, with_spans: bool
     ) -> Encoding:
         lengths = keeps = [len(half.ids) for half in halves]
         if max_length is not None and total > max_length:
@@ -378,7 +378,7 @@ def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
     return [budget - short, short] if first > second else [short, budget - short]
 
 
-def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
+def kept_ends(length: int, keep: int, truncation: Truncation) -> tuple[int, int]:
     """The tokens of a text to keep: those before the first returned index, and those from the second on.
 
     "head" keeps the beginning, "tail" the end, "head_tail" half of each, because reviews conclude at the end (Sun et
@@ -387,13 +387,14 @@ def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
     >>> kept_ends(5, 3, "head"), kept_ends(5, 3, "head_tail")
     ((3, 5), (2, 4))
     """
+    check_truncation(truncation)
     if length <= keep:
         return length, length
     tail = {"head": 0, "head_tail": keep // 2, "tail": keep}[truncation]
     return keep - tail, length - tail
 
 
-def _kept_characters(text: str, most: int, truncation: str) -> list[tuple[int, int]]:
+def _kept_characters(text: str, most: int, truncation: Truncation) -> list[tuple[int, int]]:
     """Starts and stops of the parts of a text to keep: at most `most` characters, cut at a blank if one is near."""
     head, tail = kept_ends(len(text), most, truncation)
     if head == len(text):

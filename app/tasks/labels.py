@@ -14,6 +14,7 @@ from app.errors import InvalidRequestError
 from app.inference.contract import ModelOutput, Query, ServedModel
 from app.tasks.schemas import Input, Reading, described
 from app.tasks.task import PREDICTION_BYTES, Question, reading, texts_of
+from model.config import Truncation
 from model.tokenizer import Encoding
 
 
@@ -62,7 +63,7 @@ class LabelQuestion(Question):
     top_k: int | None = None
     """Number of labels to return; by default all."""
     truncate: bool = False
-    truncation: str | None = None
+    truncation: Truncation | None = None
     """See `Tokenizer.encode`; by default the checkpoint's."""
     function_to_apply: str | None = None
     """`none` for logits as scores, or the checkpoint's own score function."""

@@ -23,6 +23,7 @@ from tokenizers import AddedToken, normalizers
 from model import Tokenizer
 from model.errors import (
     CheckpointError,
+    ConfigError,
     EmptyTextError,
     InvalidTextError,
     PairError,
@@ -413,6 +414,15 @@ def test_kept_ends_keep_the_given_number(length: int, keep: int, truncation: str
     assert 0 <= head <= tail <= length
     assert head + length - tail == min(length, keep)
     assert length <= keep or {"head": tail == length, "tail": head == 0}.get(truncation, True)
+
+
+@pytest.mark.parametrize("text", ["a", "a b c d"])
+def test_truncation_of_another_name_is_an_error(words: Tokenizer, text: str) -> None:
+    expected = "unsupported truncation 'left'; supported: head, head_tail, tail"
+    with pytest.raises(ConfigError, match=expected):
+        words.encode(text, max_length=5, truncate=True, truncation="left")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=expected):
+        kept_ends(len(text), 3, "left")  # type: ignore[arg-type]
 
 
 # --- words that a caller asks about -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.config import Truncation
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder, target_rows
 from training.corpus.reader import PreparedText, TextWindow
@@ -21,7 +22,7 @@ from training.sources.documents import Document
 EVALUATION_TOKENS = 8192
 """Tokens per forward pass of an evaluation."""
 
-TRUNCATION = "head_tail"
+TRUNCATION: Truncation = "head_tail"
 """Texts that are too long keep their beginning and end, because reviews conclude at their end (Sun et al. 2019, section
 5.3.1). The exported checkpoint has this setting for the service."""
 

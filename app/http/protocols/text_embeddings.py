@@ -31,11 +31,12 @@ from app.tasks.schemas import (
     with_examples,
 )
 from app.tasks.task import PREDICTION_BYTES, Question, Task, TaskResult
+from model.config import Truncation
 from model.tokenizer import Encoding
 
 TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
 
-_KEPT_ENDS = {None: None, "right": "head", "left": "tail"}
+_KEPT_ENDS: dict[str | None, Truncation | None] = {None: None, "right": "head", "left": "tail"}
 
 TextList = TypeAliasType("TextList", Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)])
 
