@@ -13,8 +13,6 @@ Shapes: T packed tokens, R output positions, H hidden size, N heads, D head_dim;
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,16 +23,7 @@ from model.config import BertConfig
 from model.dropout import Dropout
 from model.packing import PackedBatch
 
-_ACTIVATIONS = {
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu_fast": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "swish": F.silu,
-    "tanh": torch.tanh,
-}
+_ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "swish": F.silu, "tanh": torch.tanh}
 
 
 class Activation(nn.Module):
@@ -46,8 +35,9 @@ class Activation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation, to any shape."""
-        out: Tensor = _ACTIVATIONS[self.name](x)  # type: ignore[operator]
-        return out
+        if self.name not in _ACTIVATIONS:  # the other names are those of GELU's approximation
+            return F.gelu(x, approximate="tanh")
+        return _ACTIVATIONS[self.name](x)  # type: ignore[operator]
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
@@ -187,15 +177,3 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype:
     """The precision of linear layers' results."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-
-
-def initialise(module: nn.Module, config: BertConfig, generator: torch.Generator | None = None) -> None:
-    """Weights from N(0, initializer_range), biases 0, norms 1 (as in the published code)."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=config.initializer_range, generator=generator)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)
-        if isinstance(part, nn.LayerNorm):
-            nn.init.ones_(part.weight)
-            nn.init.zeros_(part.bias)

@@ -21,6 +21,10 @@ class ConfigError(BertError, ValueError):
     """A configuration with an invalid value."""
 
 
+class BatchError(BertError, ValueError):
+    """A batch with a token id, position or token type that the model has no embedding for."""
+
+
 class CheckpointError(BertError):
     """A checkpoint directory that cannot be read or written. The message names the file and the reason."""
 

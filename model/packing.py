@@ -8,16 +8,18 @@ cu_seqlens       0 ----------->  4 ------> 7        (number of sequences + 1,)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from model.config import BertConfig
+from model.errors import BatchError
 
 Ints = NDArray[np.int32]
 
@@ -74,10 +76,6 @@ class SequenceBounds:
         lengths = None if torch.device(device).type == "cuda" else self.lengths
         return SequenceBounds(lengths, self.cu_seqlens.to(device, non_blocking=non_blocking), self.max_seqlen)
 
-    def pin_memory(self) -> SequenceBounds:
-        """Copy to page-locked memory, from which a GPU copies without blocking the host."""
-        return replace(self, cu_seqlens=self.cu_seqlens.pin_memory())
-
 
 @dataclass(frozen=True, slots=True)
 class OutputPositions:
@@ -94,10 +92,6 @@ class OutputPositions:
         index = self.index.to(device, non_blocking=non_blocking)
         return OutputPositions(index, self.sequences.to(device, non_blocking))
 
-    def pin_memory(self) -> OutputPositions:
-        """Copy to page-locked memory."""
-        return OutputPositions(self.index.pin_memory(), self.sequences.pin_memory())
-
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
@@ -112,6 +106,8 @@ class PackedBatch:
     sequences: SequenceBounds
     outputs: OutputPositions | None = None
     """Output positions. None: every position is an output."""
+    ranges: Sequence[tuple[int, ...]] | None = None
+    """Smallest and largest token id, position and token type, for `check`. None if only the tensors know them."""
 
     @classmethod
     def pack(
@@ -134,12 +130,13 @@ class PackedBatch:
         lengths = [len(ids) for ids in input_ids]
         if not lengths or not all(lengths):
             raise ValueError("a packed batch needs at least one sequence, and none of length 0")
-        ids = _concatenate(input_ids)
-        types = torch.zeros_like(ids) if token_type_ids is None else _concatenate(token_type_ids)
-        if types.shape != ids.shape:
+        ids = [*chain.from_iterable(input_ids)]
+        types = [0] * len(ids) if token_type_ids is None else [*chain.from_iterable(token_type_ids)]
+        if len(types) != len(ids):
             raise ValueError(f"token_type_ids has {len(types)} tokens, input_ids {len(ids)}")
-        positions = _concatenate([range(n) for n in lengths])
-        batch = cls(ids, positions, types, SequenceBounds.of(lengths))
+        values = ids, [*chain.from_iterable(map(range, lengths))], types
+        ids_, positions, types_ = (torch.tensor(part, dtype=torch.int64) for part in values)
+        batch = cls(ids_, positions, types_, SequenceBounds.of(lengths), None, [(min(x), max(x)) for x in values])
         return batch if outputs is None else batch.with_outputs(outputs)
 
     @classmethod
@@ -181,7 +178,8 @@ class PackedBatch:
             if own and not 0 <= min(own) <= max(own) < length:
                 raise ValueError(f"output positions {list(own)} exceed a sequence of {length} tokens")
         starts = accumulate(lengths[:-1], initial=0)
-        index = _concatenate([[start + i for i in own] for start, own in zip(starts, positions, strict=True)])
+        rows = [start + i for start, own in zip(starts, positions, strict=True) for i in own]
+        index = torch.tensor(rows, dtype=torch.int64)
         return replace(self, outputs=OutputPositions(index, SequenceBounds.of([len(own) for own in positions])))
 
     def pad_to_bucket(self) -> PackedBatch:
@@ -196,9 +194,7 @@ class PackedBatch:
             added = round_up_to_bucket(len(outputs.index)) - len(outputs.index)
             last = self.total_tokens + missing - 1
             outputs = replace(outputs, index=F.pad(outputs.index, (0, added), value=last))
-        ids, positions, types = (
-            F.pad(row, (0, missing)) for row in (self.input_ids, self.position_ids, self.token_type_ids)
-        )
+        ids, positions, types = (F.pad(row, (0, missing)) for row in self._token_tensors)
         return PackedBatch(ids, positions, types, self.sequences, outputs)
 
     @property
@@ -218,16 +214,34 @@ class PackedBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         """Copy to a device; see `SequenceBounds.to`."""
-        return self._map(lambda part: part.to(device, non_blocking=non_blocking))
+        ids, positions, types = (part.to(device, non_blocking=non_blocking) for part in self._token_tensors)
+        outputs = None if self.outputs is None else self.outputs.to(device, non_blocking)
+        return PackedBatch(ids, positions, types, self.sequences.to(device, non_blocking), outputs, self.ranges)
 
-    def pin_memory(self) -> PackedBatch:
-        """Copy to page-locked memory, from which a GPU copies without blocking the host."""
-        return self._map(lambda part: part.pin_memory())
+    def check(self, config: BertConfig) -> None:
+        """Check that the model has an embedding for each token, position and token type.
 
-    def _map(self, change: Callable[[Any], Any]) -> PackedBatch:
-        ids, positions, types = map(change, (self.input_ids, self.position_ids, self.token_type_ids))
-        outputs = None if self.outputs is None else change(self.outputs)
-        return PackedBatch(ids, positions, types, change(self.sequences), outputs)
+        Values on a GPU are not read, because that would wait for the device; those given to `pack` are known without.
+        A traced graph has no check.
+
+        Raises:
+            BatchError: a value is out of range; the message names it and the limit.
+        """
+        if torch.compiler.is_compiling():
+            return
+        ranges = self.ranges
+        if ranges is None and self.input_ids.device.type == "cpu" and self.total_tokens:
+            ranges = [tuple(map(int, part.aminmax())) for part in self._token_tensors]
+        limits = config.vocab_size, config.max_position_embeddings, config.type_vocab_size
+        for name, (low, high), limit in zip(("token id", "position", "token type"), ranges or (), limits, strict=False):
+            if name == "position" and high >= limit:
+                raise BatchError(f"input has {high + 1} tokens; the model reads at most {limit}")
+            if low < 0 or high >= limit:
+                raise BatchError(f"{name} {low if low < 0 else high} is out of range; the model has 0 to {limit - 1}")
+
+    @property
+    def _token_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.input_ids, self.position_ids, self.token_type_ids
 
 
 def round_up_to_bucket(number: int) -> int:
@@ -258,7 +272,3 @@ def starts_of(lengths: Ints) -> Ints:
     """
     starts: Ints = lengths.cumsum(dtype=np.int32) - lengths
     return starts
-
-
-def _concatenate(rows: Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)

@@ -31,14 +31,14 @@ def constant_shape(lengths: tuple[int, ...], counts: tuple[int, ...]) -> PackedB
     ids = torch.zeros(64, dtype=torch.int64)
     sequences = SequenceBounds.of(lengths, capacity=6, max_seqlen=48)
     outputs = OutputPositions(torch.arange(8), SequenceBounds.of(counts, capacity=6, max_seqlen=8))
-    return PackedBatch(ids, ids, ids, sequences, outputs).pin_memory().to("cuda", non_blocking=True)
+    return PackedBatch(ids, ids, ids, sequences, outputs).to("cuda", non_blocking=True)
 
 
 # --- batches ------------------------------------------------------------------------------------------------
 
 
 def test_batch_to_cuda_moves_every_tensor_and_drops_the_lengths() -> None:
-    batch = packed([[0, 1], [], [2]]).pin_memory().to("cuda", non_blocking=True)
+    batch = packed([[0, 1], [], [2]]).to("cuda", non_blocking=True)
     assert batch.outputs is not None
     assert len(tensors_of(batch)) == 6
     assert all(tensor.is_cuda for tensor in tensors_of(batch))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, load_checkpoint
+from model.errors import BatchError
 from tests.model.reference import Sequences, assert_same, randomise, save_theirs, their_answers, their_model
 
 CONFIG = BertConfig(
@@ -81,6 +82,33 @@ def test_classifier_without_outputs_reads_cls_of_each_sequence_as_transformers_d
         logits = model(sequences.packed())
     assert logits.shape == (5, 3)
     assert_same({"labels": logits}, their_answers(theirs, sequences))
+
+
+TOO_LONG = [1] * 17
+IDS = PackedBatch.pack([[1, 2, 3]])
+
+
+@pytest.mark.parametrize("network", [BertForPreTraining, BertForSequenceClassification])
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (PackedBatch.pack([[1], TOO_LONG]), "input has 17 tokens; the model reads at most 16"),
+        (PackedBatch.pack([[1, 30]]), "token id 30 is out of range; the model has 0 to 29"),
+        (PackedBatch.pack([[1, -1]]), "token id -1 is out of range"),
+        (PackedBatch.pack([[1, 2]], [[0, 2]]), "token type 2 is out of range; the model has 0 to 1"),
+        (PackedBatch.pack([[1, 2]], [[0, -1]]), "token type -1 is out of range"),
+        (PackedBatch.pack([[30]]).to("meta"), "token id 30 is out of range"),  # the tensors cannot be read
+        (PackedBatch(IDS.input_ids + 30, IDS.position_ids, IDS.token_type_ids, IDS.sequences), "token id 33"),
+        (PackedBatch(IDS.input_ids, IDS.position_ids + 16, IDS.token_type_ids, IDS.sequences), "input has 19 tokens"),
+        (PackedBatch(IDS.input_ids, IDS.position_ids - 1, IDS.token_type_ids, IDS.sequences), "position -1"),
+        (PackedBatch(IDS.input_ids, IDS.position_ids, IDS.token_type_ids + 2, IDS.sequences), "token type 2"),
+    ],
+)
+def test_network_error_names_the_value_out_of_range(
+    network: type[BertForPreTraining | BertForSequenceClassification], batch: PackedBatch, message: str
+) -> None:
+    with pytest.raises(BatchError, match=message):
+        network(CONFIG)(batch)
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.0, 0.0), (0.4, 0.4)])
