@@ -138,14 +138,16 @@ class BertForSequenceClassification(_Network):
                 [CLS], so that the last layer computes no others.
 
         Returns:
-            (sequences, num_labels); with output positions, (num_outputs, num_labels).
+            (sequences, num_labels); with output positions, (num_outputs, num_labels). A batch with room for more
+            sequences than it has gets rows for them too, which mean nothing.
 
         Raises:
             BatchError: a token id, position or token type is out of range; see `PackedBatch.check`.
         """
         hidden = super().forward(batch)
         if batch.outputs is None:
-            hidden = hidden.index_select(0, batch.cu_seqlens[:-1])  # (sequences, hidden), of [CLS]
+            starts = batch.cu_seqlens[:-1].clamp(max=batch.total_tokens - 1)  # missing sequences start after the last
+            hidden = hidden.index_select(0, starts)  # (sequences, hidden), of [CLS]
         return self.classifier(self.dropout(self.pooler(hidden)))
 
     def scores(self, logits: Tensor) -> Tensor:

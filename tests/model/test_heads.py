@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, load_checkpoint
 from model.errors import BatchError
+from model.packing import SequenceBounds
 from tests.model.reference import Sequences, assert_same, randomise, save_theirs, their_answers, their_model
 
 CONFIG = BertConfig(
@@ -82,6 +84,15 @@ def test_classifier_without_outputs_reads_cls_of_each_sequence_as_transformers_d
         logits = model(sequences.packed())
     assert logits.shape == (5, 3)
     assert_same({"labels": logits}, their_answers(theirs, sequences))
+
+
+def test_classifier_takes_a_batch_with_room_for_more_sequences() -> None:
+    model = BertForSequenceClassification(CONFIG).eval()
+    plain = PackedBatch.pack([[1, 2], [3]])
+    roomy = replace(plain, sequences=SequenceBounds.of([2, 1], capacity=4))
+    logits = model(roomy)
+    assert logits.shape == (4, 2)
+    torch.testing.assert_close(logits[:2], model(plain))
 
 
 TOO_LONG = [1] * 17
