@@ -155,7 +155,10 @@ class BertEncoder(nn.Module):
         `attention_for`."""
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Final hidden states: (R, H) at the batch's output positions, or (T, H) if it names none."""
+        """Final hidden states: (R, H) at the batch's output positions, or (T, H) if it names none.
+
+        The values of the batch are not checked, as the networks of `model.heads` do.
+        """
         wanted = batch.total_tokens if batch.outputs is None else len(batch.outputs.index)
         if batch.input_ids.device.type == "cpu" and batch.lengths is not None and not torch.is_grad_enabled():
             batch = batch.pad_to_bucket()  # training batches already have the size of a bucket

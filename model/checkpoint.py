@@ -63,23 +63,30 @@ _DECODER = "cls.predictions.decoder.weight"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The contents of a directory, with the model in evaluation mode. It can be called with texts."""
+    """The contents of a directory. It can be called with texts."""
 
     config: BertConfig
+    """Shape, labels and truncation; the same object as `model.config`."""
     model: Model
+    """The network in evaluation mode, with its weights on the CPU."""
     tokenizer: Tokenizer
     path: Path
+    """The directory."""
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str | tuple[str, str]]) -> Tensor:
-        """Compute some dozens of texts or pairs, in one batch. Longer ones are cut to the model's limit.
+        """Compute some dozens of texts or pairs, in one batch.
+
+        Args:
+            texts: single texts, or tuples of two. Those that are too long are cut by `config.truncation`.
 
         Returns:
             Scores of a classifier, (texts, num_labels), in the order of `config.labels`. Of another network, the
             probability of each word at each `[MASK]`, (masks, vocab_size), text after text.
 
         Raises:
-            TextError: a text is empty, or a pair is for a model that takes none.
+            TextError: a text has no tokens or a lone surrogate, or a pair is for a model that takes none.
+            ValueError: there are no texts.
         """
         config, tokenizer = self.config, self.tokenizer
         halves = [(text,) if isinstance(text, str) else text for text in texts]
@@ -93,7 +100,12 @@ class Checkpoint:
 
 
 def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Load a directory, with the weights on the CPU.
+    """Load the configuration, the weights and the tokenizer of a directory.
+
+    Args:
+        directory: a Hugging Face directory of a `BertForPreTraining`, `BertForMaskedLM` or
+            `BertForSequenceClassification`.
+        dtype: precision of the weights, whatever the file has.
 
     Raises:
         CheckpointError: a file is missing, invalid or unsupported; the message names it.
@@ -131,7 +143,14 @@ load = load_checkpoint
 def save_checkpoint(
     directory: Path | str, model: Model, tokenizer: Tokenizer, *, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write a directory that `transformers` can load.
+    """Write a directory that `transformers` and `load_checkpoint` can load: `config.json`, `model.safetensors`,
+    `tokenizer.json` and `tokenizer_config.json`.
+
+    Args:
+        directory: made if it is missing; it may be the one that the model was loaded from.
+        model: the network to save, on any device.
+        tokenizer: the tokenizer of its texts.
+        dtype: precision of the weights in the file.
 
     Raises:
         CheckpointError: the directory cannot be written.
@@ -164,7 +183,7 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def architecture(model: Model) -> str:
-    """Name of the Hugging Face class with the same heads."""
+    """Name of the Hugging Face class with the same heads: one of `ARCHITECTURES`."""
     if isinstance(model, BertForSequenceClassification):
         return "BertForSequenceClassification"
     return "BertForMaskedLM" if model.next_sentence is None else "BertForPreTraining"

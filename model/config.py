@@ -45,23 +45,34 @@ class BertConfig:
     """
 
     vocab_size: int = 30522
+    """Rows of the word embeddings; at least the number of the tokenizer's tokens."""
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
+    """Must divide `hidden_size`."""
     intermediate_size: int = 3072
+    """Width of the feed-forward layer."""
     hidden_act: str = "gelu"
+    """The feed-forward layer's non-linearity: one of `ACTIVATIONS`."""
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     """Read and written for `transformers`. Training here ignores it: the variable-length attention kernel has no
     dropout."""
     max_position_embeddings: int = 512
+    """Maximum number of tokens of an input, special tokens included."""
     type_vocab_size: int = 2
+    """Number of token types; 1 for a model that takes no pairs."""
     initializer_range: float = 0.02
+    """Standard deviation of new weights."""
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 0
+    """Read and written for `transformers`. There is no padding here."""
     classifier_dropout: float | None = None
+    """Dropout before a classifier's last layer; None: `hidden_dropout_prob`."""
     tie_word_embeddings: bool = True
+    """Whether the masked-LM decoder's weight is the word embedding."""
     id2label: Mapping[int, str] = field(default_factory=lambda: {0: "LABEL_0", 1: "LABEL_1"})
+    """The name of each of a classifier's labels, numbered from 0 without gaps."""
     problem_type: str | None = None
     """The meaning of a classifier's logits: one of `PROBLEM_TYPES`; see `BertForSequenceClassification.scores`."""
     truncation: Truncation = "head"
@@ -130,15 +141,19 @@ class BertConfig:
         return "softmax" if is_single else "sigmoid"
 
     def replace(self, **changes: Any) -> BertConfig:
-        """A copy with some fields changed, validated again."""
+        """A copy with some fields changed, validated again. Raises ConfigError."""
         return dataclasses.replace(self, **changes)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> BertConfig:
-        """A published size by name: tiny, mini, small, medium, base or large.
+        """A published size (Devlin et al. 2018, section 3; Turc et al. 2019).
+
+        Args:
+            name: tiny, mini, small, medium, base or large.
+            changes: fields that differ from the published size, and those that it does not fix.
 
         Raises:
-            ConfigError: the preset is unknown.
+            ConfigError: the preset is unknown, or a field has an invalid value.
         """
         if name not in _PRESETS:
             raise ConfigError(f"unknown preset {name!r}; available: {', '.join(_PRESETS)}")
@@ -155,8 +170,11 @@ class BertConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
         """Read the fields of a Hugging Face `config.json`, and ignore those that do not affect the computation.
 
+        Args:
+            values: the JSON object. `num_labels` stands in for a missing `id2label`.
+
         Raises:
-            ConfigError: not a BERT, or a variant of BERT that is not supported.
+            ConfigError: not a BERT, a variant of BERT that is not supported, or an invalid value.
         """
         if values.get("model_type", "bert") != "bert":
             raise ConfigError(f"unsupported model_type {values['model_type']!r}; supported: 'bert'")
@@ -173,7 +191,7 @@ class BertConfig:
         return cls(**kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as `config.json` stores them."""
+        """The fields as `config.json` stores them; `from_dict` reads them."""
         values = dataclasses.asdict(self)
         values["id2label"] = {str(key): label for key, label in self.id2label.items()}
         values["label2id"] = {label: key for key, label in self.id2label.items()}

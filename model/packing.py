@@ -88,14 +88,14 @@ class OutputPositions:
     """Number of output positions of each sequence; a sequence may have none."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> OutputPositions:
-        """Copy to a device."""
+        """Copy to a device; see `PackedBatch.to`."""
         index = self.index.to(device, non_blocking=non_blocking)
         return OutputPositions(index, self.sequences.to(device, non_blocking))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A batch of packed sequences."""
+    """A batch of packed sequences: the input of the networks. `pack` makes one from lists of token ids."""
 
     input_ids: Tensor
     """(total_tokens,) int64 or int32"""
@@ -104,6 +104,7 @@ class PackedBatch:
     token_type_ids: Tensor
     """0 in the first segment, 1 in the second: (total_tokens,) int64 or int32"""
     sequences: SequenceBounds
+    """Where each sequence begins and ends."""
     outputs: OutputPositions | None = None
     """Output positions. None: every position is an output."""
     ranges: Sequence[tuple[int, ...]] | None = None
@@ -116,12 +117,15 @@ class PackedBatch:
         token_type_ids: Sequence[Sequence[int]] | None = None,
         outputs: Sequence[Sequence[int]] | None = None,
     ) -> PackedBatch:
-        """Pack sequences of token ids.
+        """Pack sequences of token ids, on the CPU.
 
         Args:
-            input_ids: one list of token ids per sequence, none of them empty.
-            token_type_ids: the same shape; all 0 by default.
-            outputs: ascending output positions within each sequence; all positions by default.
+            input_ids: one list of token ids per sequence, special tokens included; none of them empty.
+            token_type_ids: one list per sequence, of the same lengths; all 0 by default.
+            outputs: ascending output positions within each sequence; by default all positions.
+
+        Returns:
+            Tensors of total_tokens int64 numbers.
 
         Raises:
             ValueError: an empty sequence, no sequence, token types for another number of tokens, or output positions
@@ -151,6 +155,9 @@ class PackedBatch:
             pair_starts: (sequences,) index of its first token of the second type, or its length.
             outputs: (num_outputs,) ascending output positions within each sequence.
             output_counts: (sequences,) number of output positions of each.
+
+        Returns:
+            int32 tensors. That of the token ids shares the memory of `ids`.
         """
         starts = starts_of(lengths)
         rows = np.arange(len(ids), dtype=np.int32)
@@ -166,10 +173,14 @@ class PackedBatch:
         )
 
     def with_outputs(self, positions: Sequence[Sequence[int]]) -> PackedBatch:
-        """A batch of the same tokens with other output positions; see `pack`.
+        """A batch of the same tokens with other output positions.
+
+        Args:
+            positions: ascending output positions within each sequence; a sequence may have none.
 
         Raises:
-            ValueError: a position outside its sequence, or a list too few or too many.
+            ValueError: a position outside its sequence, a list too few or too many, or a batch without lengths on the
+                host.
         """
         lengths = self.lengths
         if lengths is None:
@@ -213,7 +224,12 @@ class PackedBatch:
         return self.input_ids.shape[0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
-        """Copy to a device; see `SequenceBounds.to`."""
+        """Copy to a device. On a CUDA device `lengths` is None.
+
+        Args:
+            device: as in `Tensor.to`.
+            non_blocking: let the host go on while tensors in page-locked memory are copied.
+        """
         ids, positions, types = (part.to(device, non_blocking=non_blocking) for part in self._token_tensors)
         outputs = None if self.outputs is None else self.outputs.to(device, non_blocking)
         return PackedBatch(ids, positions, types, self.sequences.to(device, non_blocking), outputs, self.ranges)

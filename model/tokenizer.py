@@ -56,6 +56,7 @@ class Encoding:
     """Start and end of each token in its own text, in characters; (0, 0) for [CLS] and [SEP]. Empty if
     `encode` was called with `spans=False`."""
     truncated: bool
+    """Whether a text was cut."""
     masks_lost: int = 0
     """Number of [MASK] tokens that were truncated"""
 
@@ -64,12 +65,12 @@ class Encoding:
 
     @property
     def input_ids(self) -> list[int]:
-        """The token ids, as `transformers` names them."""
+        """`ids` as a list, for `PackedBatch.pack`."""
         return self.ids.tolist()
 
     @property
     def token_type_ids(self) -> list[int]:
-        """The token types, as `transformers` names them."""
+        """The type of each token, 0 or 1, for `PackedBatch.pack`."""
         return [0] * self.second + [1] * (len(self) - self.second)
 
 
@@ -94,10 +95,27 @@ class _Half:
 
 
 class Tokenizer:
-    """WordPiece with BERT's five special tokens, which a text may contain in full (`[MASK]`)."""
+    """WordPiece with BERT's five special tokens, which a text may contain in full (`[MASK]`).
+
+    `load`, `from_vocab` and `train` make one. Several threads may use it.
+
+    Attributes:
+        pad_id, unk_id, cls_id, sep_id, mask_id: the ids of the special tokens.
+        special_ids: all five.
+        segments: the model's `type_vocab_size`.
+        vocab_size: the highest id plus 1.
+    """
 
     def __init__(self, rust: _RustTokenizer, *, segments: int = 2) -> None:
-        """`segments` is the model's `type_vocab_size`: with 1, pairs with two token types raise PairError."""
+        """Wrap a tokenizer of `tokenizers`.
+
+        Args:
+            rust: WordPiece with BERT's special tokens.
+            segments: the model's `type_vocab_size`: with 1, pairs with two token types raise PairError.
+
+        Raises:
+            ValueError: the vocabulary lacks a special token, or the tokenizer places others.
+        """
         tokenizer_dir.add_special_tokens(rust)
         self._rust = rust
         added = rust.get_added_tokens_decoder().values()
@@ -123,7 +141,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str, *, segments: int = 2) -> Tokenizer:
-        """Load the tokenizer of a checkpoint directory, or the one with the given vocabulary file.
+        """Load the tokenizer of a checkpoint directory.
+
+        Args:
+            path: the directory, or its `tokenizer.json` or `vocab.txt`.
+            segments: the model's `type_vocab_size`.
 
         Raises:
             CheckpointError: a file is missing, invalid or unsupported, or contradicts another; the message names it.
@@ -138,13 +160,26 @@ class Tokenizer:
 
     @classmethod
     def from_vocab(cls, vocab: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
-        """A BERT tokenizer with these word pieces, in the order of their ids."""
+        """Make a BERT tokenizer from a vocabulary.
+
+        Args:
+            vocab: word pieces in the order of their ids, special tokens included.
+            lowercase: whether texts are lower-cased, and accents stripped.
+
+        Raises:
+            ValueError: the vocabulary lacks a special token.
+        """
         ids = {token: i for i, token in enumerate(vocab)}
         return cls(tokenizer_dir.bert_tokenizer(ids, {"do_lower_case": lowercase}))
 
     @classmethod
     def train(cls, texts: Sequence[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
-        """Learn a vocabulary of word pieces. The special tokens come first; equal texts give equal vocabularies.
+        """Learn a vocabulary of word pieces (Wu et al. 2016). Equal texts give equal vocabularies.
+
+        Args:
+            texts: the texts to learn from.
+            vocab_size: number of word pieces; few texts give fewer. The special tokens come first.
+            lowercase: whether texts are lower-cased, and accents stripped.
 
         Raises:
             InvalidTextError: a text contains a lone surrogate.
@@ -170,7 +205,12 @@ class Tokenizer:
     def save(self, path: Path | str, max_length: int | None = None) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which `transformers` needs.
 
-        `max_length` is the number of tokens to which `transformers` truncates if its caller asks for truncation.
+        Args:
+            path: a directory that exists.
+            max_length: number of tokens to which `transformers` truncates if its caller asks for truncation.
+
+        Raises:
+            OSError: a file cannot be written.
         """
         path = Path(path)
         (path / "tokenizer.json").write_text(self._rust.to_str(pretty=True), encoding="utf-8")
@@ -181,7 +221,7 @@ class Tokenizer:
 
     @property
     def vocab(self) -> list[str]:
-        """All tokens in the order of their ids."""
+        """All tokens in the order of their ids; "" where no token has the id."""
         return [self._rust.id_to_token(i) or "" for i in range(self.vocab_size)]
 
     def to_json(self) -> str:
@@ -189,14 +229,14 @@ class Tokenizer:
         return str(self._rust.to_str())
 
     def token_id(self, token: str) -> int:
-        """Id of a token as spelled in the vocabulary. Raises KeyError."""
+        """Id of a token as spelled in the vocabulary. Raises KeyError if there is none."""
         found = self._rust.token_to_id(token)
         if found is None:
             raise KeyError(token)
         return int(found)
 
     def token(self, token_id: int) -> str:
-        """Spelling of a token, with `##` if it continues a word."""
+        """Spelling of a token, with `##` if it continues a word; `[UNK]` for an unknown id."""
         return self._rust.id_to_token(token_id) or UNK
 
     def target_id(self, word: str) -> int:
@@ -242,6 +282,7 @@ class Tokenizer:
             EmptyTextError: a text has no tokens.
             InvalidTextError: a text contains a lone surrogate.
             PairError: a pair with two token types for a model with one.
+            ConfigError: an unknown `truncation`.
             TextTooLongError: longer than `max_length` and `truncate` is false, or no room for any token.
         """
         check_truncation(truncation)
@@ -343,21 +384,31 @@ class Tokenizer:
         return Encoding(ids, second, spans if with_spans else [], keeps != lengths, masks_lost)
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text without [CLS] and [SEP]."""
+        """Ids of a whole text, of any length, without [CLS] and [SEP].
+
+        Raises:
+            InvalidTextError: the text contains a lone surrogate.
+        """
         if self._by_word and text.isascii() and text.isalnum():  # one word
             word = text.lower() if self._rust.normalizer.lowercase else text
             return [token.id for token in self._rust.model.tokenize(word)]
         return self._tokenize_parts(text, [(0, len(text))], spans=False).ids.tolist()
 
     def unknown_words(self, text: str) -> list[str]:
-        """Parts of a text that become [UNK]."""
+        """Parts of a text that become [UNK], as spelled there. Raises InvalidTextError."""
         half = self._tokenize_parts(text, [(0, len(text))], spans=True)
         which = (i for i, token_id in enumerate(half.ids) if token_id == self.unk_id)
         return [text[start:end] for start, end in half.spans(which)]
 
     def word_ids(self, typecode: str, limit: int) -> WordIds | None:
-        """Token ids by word; see `WordIds`. `[UNK]` and single words are the only added tokens that are recognised.
-        None if this tokenizer does not split texts as BERT does."""
+        """A store of token ids by word, for texts in which `[UNK]` and single words are the only added tokens.
+
+        Args:
+            typecode, limit: see `WordIds`.
+
+        Returns:
+            None if this tokenizer does not split texts as BERT does.
+        """
         return WordIds(self.ids, typecode, limit) if self._is_plain else None
 
 
