@@ -112,6 +112,10 @@ MUTATIONS: list[bytes] = [
     b'{"inputs":"[mask]"}',
     b'{"inputs":"[MASK]\xc2\xa0[MASK]\xe2\x80\x8b[MASK]","parameters":{"top_k":100}}',
     b"\xef\xbb\xbf{}",
+    b'{"inputs":"good',
+    b'{"inputs":"##ing [MASK] \x7f \xef\xbb\xbf \xe2\x80\xa8 \xef\xac\x81 \xe1\xba\x9e"}',
+    b'{"inputs":"[MASK]","parameters":{"top_k":-0.0}}',
+    b'{"inputs":["[MASK]",{"text":"a","text_pair":"b"},null,[true]],"":{"options":1e308}}',
 ]
 
 
