@@ -225,12 +225,6 @@ async def test_engine_load_derives_the_queue_from_the_speed_unless_it_is_set(
     assert engine.throughput.tokens_per_second == 52_000
 
 
-async def test_engine_load_raises_why_the_backend_cannot_load(backend: DoublingBackend) -> None:
-    backend.load_error = ValueError("no weights")
-    with pytest.raises(ValueError, match="no weights"):
-        await Engine(backend, Settings(), Metrics()).load()
-
-
 async def test_engine_has_a_slot_for_each_batch_that_the_backend_takes(backend: DoublingBackend) -> None:
     backend.info.processes, backend.info.in_flight = 2, 2
     backend.gate.clear()
@@ -400,13 +394,6 @@ async def test_engine_halves_no_batch_whose_requests_have_ended(backend: Doublin
     assert len(backend.batches) == 1
 
 
-async def test_engine_deadline_that_has_passed_is_refused_at_once(backend: DoublingBackend) -> None:
-    async with running(backend) as engine:
-        with pytest.raises(DeadlineExceededError):
-            await ask(engine, 1, seconds=-1)
-    assert backend.batches == []
-
-
 async def test_engine_expired_input_is_never_computed(backend: DoublingBackend, clock: Any) -> None:
     """Also in the moment before the request's own timeout withdraws it."""
     backend.gate.clear()
@@ -484,14 +471,6 @@ async def test_engine_counts_a_request_as_queued_while_it_is_tokenized(backend: 
         assert await ask(engine, 1, 2, 3, tokens=7) == [2, 4, 6]
 
 
-async def test_engine_request_beyond_the_whole_queue_is_told_so(backend: DoublingBackend) -> None:
-    async with running(backend, queue=50) as engine:
-        with pytest.raises(TooLargeError):
-            await ask(engine, 1, tokens=51)
-        assert await ask(engine, 1, tokens=50) == [2]
-    assert len(backend.batches) == 1
-
-
 async def test_engine_refused_request_is_not_ahead_of_others(backend: DoublingBackend, clock: Any) -> None:
     backend.gate.clear()
     async with running(backend, queue=50) as engine:
@@ -506,22 +485,6 @@ async def test_engine_refused_request_is_not_ahead_of_others(backend: DoublingBa
         second = await start(engine, 1, seconds=20)  # only the first is ahead
         backend.gate.set()
         assert await asyncio.gather(first, second) == [[0], [2]]
-
-
-async def test_engine_refuses_what_cannot_be_computed_before_its_deadline(backend: DoublingBackend, clock: Any) -> None:
-    async with running(backend, batch=10) as engine:
-        engine.throughput.tokens_per_second = 1.0
-        backend.gate.clear()
-        first = await start(engine, 1, seconds=1)  # nothing is ahead of it: it may try
-        with pytest.raises(QueueFullError, match=r"than this request's deadline allows; try again in 10 s"):
-            await ask(engine, 2, seconds=19)
-        with pytest.raises(DeadlineUnreachableError, match=r"allow more time, or try again in 10 s"):
-            await ask(engine, 2, seconds=19, own=True)
-        second = await start(engine, 2, seconds=20)
-        with pytest.raises(QueueFullError, match=r"try again in 20 s"):  # the one that is computed counts too
-            await ask(engine, 3, seconds=29)
-        backend.gate.set()
-        assert (await first, await second) == ([2], [4])
 
 
 async def test_engine_large_request_does_not_keep_out_small_ones(backend: DoublingBackend, clock: Any) -> None:
@@ -541,23 +504,6 @@ async def test_engine_large_request_does_not_keep_out_small_ones(backend: Doubli
         assert [len(outputs) for outputs in await asyncio.gather(large, middle)] == [100, 50]
         engine.throughput.tokens_per_second = 1.0
         assert len(await ask(engine, *range(1000), seconds=1)) == 1000  # nothing is ahead any more
-
-
-async def test_engine_request_that_fills_the_queue_leaves_room_for_small_ones(backend: DoublingBackend) -> None:
-    async with running(backend, batch=20, queue=1000) as engine:
-        backend.gate.clear()
-        first = await start(engine, 0)
-        await backend.has_entered()
-        large = await start(engine, *range(100))
-        with pytest.raises(QueueFullError):
-            await ask(engine, *range(100))
-        small = [await start(engine, i) for i in range(90)]
-        assert engine.queued_tokens == 1900
-        with pytest.raises(QueueFullError):  # small ones fill the queue for each other
-            await asyncio.gather(*[await start(engine, i) for i in range(10)])
-        backend.gate.set()
-        assert await asyncio.gather(first, *small) == [[0], *([2 * i] for i in range(90))]
-        assert len(await large) == 100
 
 
 async def test_engine_check_head_looks_at_the_queue_and_the_deadline(backend: DoublingBackend, clock: Any) -> None:
@@ -837,31 +783,3 @@ async def test_engine_replaced_whose_backend_dies_gives_its_requests_503_reloadi
         assert [getattr(error, "retry_after", 0) for error in failures] == [1, 1]
         await until(lambda: backend.is_closed)
     assert told == [(engine, death)]
-
-
-async def test_engine_replaced_whose_batch_hangs_is_closed_when_its_requests_have_ended(
-    backend: DoublingBackend,
-) -> None:
-    told: list[object] = []
-    backend.gate.clear()
-    async with running(backend, on_failure=lambda *given: told.append(given)) as engine:
-        hanging = await start(engine, 1)
-        await backend.has_entered()
-        engine.replace()
-        hanging.cancel()
-        await until(lambda: backend.is_closed)
-        await until(lambda: not engine._tasks)
-    assert told == []  # the end of its batch was expected
-
-
-async def test_engine_replaced_that_is_closed_gives_its_requests_503_reloading(backend: DoublingBackend) -> None:
-    told: list[object] = []
-    backend.gate.clear()
-    async with running(backend, on_failure=lambda *given: told.append(given)) as engine:
-        hanging = await start(engine, 1)
-        await backend.has_entered()
-        engine.replace()
-        await engine.aclose()
-        (error,) = await asyncio.gather(hanging, return_exceptions=True)
-        assert status_of(error) == "reloading"
-    assert told == []

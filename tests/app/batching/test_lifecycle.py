@@ -173,39 +173,11 @@ async def test_lifecycle_backend_that_dies_during_a_batch_breaks_the_service(
     assert caplog.messages == ["no further batch can succeed: killed"]
 
 
-async def test_lifecycle_process_that_dies_fails_its_batch_only(backend: Any) -> None:
-    async with running(backend) as lifecycle:
-        backend.fault = lambda asked: ProcessDiedError() if len(asked.encoding) > 3 else None
-        with pytest.raises(ProcessDiedError, match="one by one"):
-            await ask(lifecycle, "a", "a film")
-        await ask(lifecycle)
-        assert lifecycle.status == "ready"
-    assert len(backend.batches) == 2  # halves of the batch that failed would end further processes
-
-
 async def test_lifecycle_closed_while_broken_says_so(backend: Any) -> None:
     backend.load_error = ValueError("no weights")
     async with running(backend) as lifecycle:
         pass
     assert lifecycle.status == "broken"
-
-
-async def test_lifecycle_close_fails_what_waits(backend: Any) -> None:
-    async with running(backend) as lifecycle:
-        backend.gate.clear()
-        computed = await start(lifecycle)
-        await backend.has_entered()
-        waiting = await start(lifecycle)
-        assert (lifecycle.unanswered_requests, lifecycle.queued_tokens) == (2, 3)
-        closing = asyncio.create_task(lifecycle.aclose())
-        await asyncio.sleep(0)
-        backend.gate.set()
-        await closing
-        assert await computed == "fake-sentiment"
-        with pytest.raises(UnavailableError, match="stopped"):
-            await waiting
-        assert backend.closed
-        assert lifecycle.failure is None
 
 
 # Hanging --------------------------------------------------------------------------------------------------------
@@ -319,18 +291,6 @@ async def test_lifecycle_requests_that_wait_during_a_reload_stay_with_the_model_
     assert [len(batch[0].encoding) for batch in fresh.batches] == [5]
 
 
-async def test_lifecycle_reload_uses_the_new_processes_while_the_old_ones_compute(backend: Any) -> None:
-    async with running(backend, another(backend)) as lifecycle:
-        backend.gate.clear()
-        slow = await start(lifecycle)
-        await backend.has_entered()
-        assert await lifecycle.reload()
-        await ask(lifecycle)
-        assert not slow.done()
-        backend.gate.set()
-        await slow
-
-
 async def test_lifecycle_batches_of_a_replaced_backend_say_nothing_of_the_new_ones_speed(backend: Any) -> None:
     async with running(backend, another(backend)) as lifecycle:
         backend.gate.clear()
@@ -344,28 +304,6 @@ async def test_lifecycle_batches_of_a_replaced_backend_say_nothing_of_the_new_on
         assert throughput.tokens_per_second == 1e-6
         await ask(lifecycle)
         assert throughput.tokens_per_second > 1e-6
-
-
-async def test_lifecycle_replaced_backend_is_closed_when_its_last_request_is_answered(backend: Any) -> None:
-    async with running(backend, another(backend)) as lifecycle:
-        backend.gate.clear()
-        asked, replaced = await start(lifecycle), lifecycle.engine
-        await backend.has_entered()
-        assert await lifecycle.reload()
-        assert lifecycle.engine is not replaced
-        assert not replaced.is_closed
-        backend.gate.set()
-        await asked
-        assert replaced.is_closed
-        await until(lambda: backend.closed)
-
-
-async def test_lifecycle_replaced_backend_without_requests_is_closed_at_once(backend: Any) -> None:
-    async with running(backend, another(backend)) as lifecycle:
-        replaced = lifecycle.engine
-        assert await lifecycle.reload()
-        assert replaced.is_closed
-        await until(lambda: backend.closed)
 
 
 async def test_lifecycle_replaced_engine_is_freed_without_a_garbage_collection(backend: Any) -> None:

@@ -65,24 +65,6 @@ async def test_document_examples_of_answers_have_the_shape_of_real_ones(serve: A
     assert shape(answer.json()) == shape(operation["responses"]["200"]["content"]["application/json"]["example"])
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/nowhere", 404), ("GET", "/fill-mask", 405), ("POST", "/info", 405), ("GET", "/fill-mask/", 404)],
-)
-async def test_unknown_path_or_method_is_a_problem_document(serve: Any, method: str, path: str, status: int) -> None:
-    async with serve() as service:
-        answer = await service.client.request(method, path)
-    assert answer.status_code == answer.json()["status"] == status
-    assert answer.headers["content-type"] == "application/problem+json"
-
-
-async def test_405_has_the_allowed_methods(serve: Any) -> None:
-    async with serve() as service:
-        answer = await service.client.get("/fill-mask")
-        served = await service.client.post("/info")
-    assert (answer.headers["allow"], served.headers["allow"]) == ("POST", "GET, HEAD")
-
-
 MUTATIONS: list[bytes] = [
     b"",
     b"null",

@@ -1,4 +1,4 @@
-"""What `announce` logs at start. tests/app/http/test_handle.py sends keys."""
+"""What `announce` logs at start. tests/app/http/test_head.py sends keys."""
 
 from __future__ import annotations
 

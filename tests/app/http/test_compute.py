@@ -15,11 +15,8 @@ from pydantic_core import to_json
 from app.batching.admission import Deadline
 from app.batching.lifecycle import Lifecycle
 from app.errors import (
-    DeadlineExceededError,
-    InferenceError,
     InvalidInputError,
     QueueFullError,
-    TaskNotServedError,
     TooLargeError,
 )
 from app.http import handle
@@ -146,36 +143,6 @@ async def test_compute_many_predictions_are_put_together_in_the_order_of_the_inp
     assert all(len(one["masks"][0]["predictions"]) == 50 for one in result.results)
 
 
-async def test_compute_stages_are_named_and_not_negative(backend: Any) -> None:
-    async with running(backend) as service:
-        result = await ask(service, SENTIMENT, ["good"])
-    assert list(result.stages) == ["tokenize", "queue", "inference"]
-    assert all(seconds >= 0 for seconds in result.stages.values())
-
-
-async def test_compute_task_without_a_head_is_not_served(backend: Any) -> None:
-    del backend.models["sentiment"]
-    async with running(backend) as service:
-        with pytest.raises(TaskNotServedError, match="sentiment"):
-            await ask(service, SENTIMENT, ["a"])
-
-
-async def test_compute_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
-    async with running(backend) as service:
-        backend.gate.clear()
-        first = asyncio.create_task(ask(service, SENTIMENT, ["a"]))
-        await backend.has_entered()
-        tasks = [asyncio.create_task(ask(service, SENTIMENT, [text])) for text in ("good", "a a a", "bad")]
-        await queued(service, 4)
-        backend.fault = lambda asked: ValueError() if len(asked.encoding) == 5 else None
-        backend.gate.set()
-        await first
-        good, guilty, bad = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(guilty, InferenceError)
-    assert isinstance(good, TaskResult)
-    assert isinstance(bad, TaskResult)
-
-
 # Tokenization ---------------------------------------------------------------------------------------------------
 
 
@@ -188,13 +155,6 @@ async def test_compute_names_all_texts_without_an_answer_and_computes_nothing(ba
         assert service.lifecycle.engine.admission.reserved_tokens == 0
     found = [(type(error), loc) for error, loc in raised.value.faults]
     assert found == [(EmptyTextError, ("inputs", 0)), (NoMaskError, ("inputs", 2)), (TextTooLongError, ("inputs", 3))]
-    assert backend.batches == []
-
-
-async def test_compute_names_an_unknown_target_and_computes_nothing(backend: Any) -> None:
-    async with running(backend) as service:
-        with pytest.raises(InvalidInputError, match="xyzzy"):
-            await ask(service, FILL_MASK, ["[MASK]"], targets=["good", "xyzzy"])
     assert backend.batches == []
 
 
@@ -303,13 +263,6 @@ async def test_compute_during_a_reload_stays_with_the_model_that_tokenizes(backe
 
 
 # Deadlines ------------------------------------------------------------------------------------------------------
-
-
-async def test_compute_passed_deadline_is_an_error(backend: Any) -> None:
-    async with running(backend) as service:
-        with pytest.raises(DeadlineExceededError):
-            await ask(service, SENTIMENT, ["a"], seconds=-1)
-    assert backend.batches == []
 
 
 async def test_compute_deadline_bounds_the_wait_for_a_thread(serve: Any, backend: Any) -> None:

@@ -16,28 +16,9 @@ from app.tasks.next_sentence import NextSentenceRequest
 from app.tasks.schemas import TextPair, as_list
 from app.tasks.sentiment import SentimentRequest
 
-REQUESTS = [
-    FillMaskRequest,
-    NextSentenceRequest,
-    SentimentRequest,
-    hugging_face.HuggingFaceFillMaskRequest,
-    hugging_face.HuggingFaceClassificationRequest,
-    open_inference.InferRequest,
-    text_embeddings.PredictRequest,
-    text_embeddings.TokenizeRequest,
-]
-
 
 def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
     return invalid.parse(schema, body, max_inputs=512)
-
-
-@pytest.mark.parametrize("schema", REQUESTS)
-def test_examples_fit_their_schema(schema: type[BaseModel]) -> None:
-    examples = schema.model_json_schema()["examples"]
-    assert examples
-    for example in examples:
-        parse(schema, json.dumps(example).encode())
 
 
 def nulls(schema: type[BaseModel]) -> dict[str, Any]:
@@ -220,15 +201,17 @@ def test_parse_names_up_to_a_hundred_faults(
 @pytest.mark.parametrize(
     ("inputs", "locs"),
     [
-        ("\ud83d", [("inputs",)]),
-        (["a", "\ud83d", "b", "c\ude00"], [("inputs", 1), ("inputs", 3)]),
-        ([{"text": "a", "text_pair": "\ud83d"}, {"text": "a", "text_pair": "b"}], [("inputs", 0)]),
-        (["a"] * 5 + ["\ud83d"] * 500, [("inputs", i) for i in range(5, 105)]),
+        (b'"\\ud83d"', [("inputs",)]),
+        (b'["a", "\\ud83d", "b", "c\\uDe00"]', [("inputs", 1), ("inputs", 3)]),
+        (b'[{"text": "a", "text_pair": "\\ud83d."}, {"text": "a", "text_pair": "b"}]', [("inputs", 0)]),
+        (b'"a", "\\ud83d": 1', [()]),
+        (b'["a", "\xed\xa0\xbd"]', [("inputs", 1)]),  # as Python encodes it if it is told to let it pass
+        (b'["a"%s]' % (b', "\\ud83d"' * 500), [("inputs", i) for i in range(1, 101)]),
     ],
 )
-def test_parse_names_inputs_with_half_of_a_surrogate_pair(inputs: Any, locs: list[tuple[str | int, ...]]) -> None:
+def test_parse_names_inputs_with_half_of_a_surrogate_pair(inputs: bytes, locs: list[tuple[str | int, ...]]) -> None:
     with pytest.raises(InvalidInputError, match="half of a surrogate pair") as raised:
-        parse(SentimentRequest, json.dumps({"inputs": inputs}).encode())
+        parse(SentimentRequest, b'{"inputs": %s}' % inputs)
     assert [loc for _, loc in raised.value.faults] == locs
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from app.batching.throughput import ThroughputPolicy
-from app.errors import BackendDiedError, UnavailableError
+from app.errors import BackendDiedError
 from app.inference.contract import BackendConfig
-from model.errors import CheckpointError
 from tests.app.backends import ThreadBackend
 
 
@@ -66,13 +65,6 @@ async def test_ready_is_red_while_a_batch_does_not_end(
                 break
             await asyncio.sleep(0.01)
         assert ready.status_code == 200
-
-
-async def test_service_is_broken_after_a_failed_load(serve: Any, backend: Any) -> None:
-    backend.load_error = CheckpointError("weights", "is missing")
-    async with serve() as service:
-        answer = await service.client.post("/sentiment", json={"inputs": "good"})
-    assert (answer.status_code, answer.json()["code"]) == (503, "broken")
 
 
 async def test_info_has_models_device_and_limits(serve: Any, pretrained: Any, sentiment: Any) -> None:
@@ -133,7 +125,3 @@ async def test_metrics_can_be_switched_off(serve: Any) -> None:
     async with serve(metrics="off") as service:
         assert (await service.client.get("/metrics")).status_code == 404
         assert "/metrics" not in (await service.client.get("/openapi.json")).json()["paths"]
-
-
-def test_unavailable_error_names_the_status() -> None:
-    assert str(UnavailableError("draining")) == "the service is draining; try again"

@@ -10,7 +10,14 @@ from starlette.exceptions import HTTPException
 
 from app import errors
 from app.http.problems import INTERNAL_ERROR, PROBLEM_TYPES, problem_response, problem_type
-from model.errors import NoMaskError, TextError, UnknownTargetError
+from model.errors import (
+    EmptyTextError,
+    InvalidTextError,
+    NoMaskError,
+    TextError,
+    TextTooLongError,
+    UnknownTargetError,
+)
 
 FIELDS = {"type", "title", "status", "detail", "code", "request_id", "error", "errors"}
 
@@ -52,6 +59,10 @@ def test_codes_are_unique() -> None:
         (errors.UnsupportedMediaTypeError("x"), 415, "unsupported_media_type"),
         (errors.InvalidRequestError([errors.Fault("m", ("a", 0))]), 422, "invalid_request"),
         (errors.InvalidInputError([(NoMaskError("x"), ("inputs", 0))]), 422, "no_mask"),
+        (errors.InvalidInputError([(EmptyTextError(""), ("inputs",))]), 422, "empty_text"),
+        (errors.InvalidInputError([(InvalidTextError(), ("inputs",))]), 422, "invalid_text"),
+        (errors.InvalidInputError([(TextTooLongError(9, 8), ("inputs",))]), 422, "text_too_long"),
+        (errors.InvalidInputError([(UnknownTargetError("x", []), ("parameters",))]), 422, "unknown_target"),
         (errors.QueueFullError(7), 429, "queue_full"),
         (errors.InferenceError(), 500, "inference_failed"),
         (errors.UnavailableError("draining"), 503, "draining"),
@@ -95,10 +106,6 @@ def test_problem_of_a_temporary_error_has_retry_after(error: Exception) -> None:
 def test_problem_of_a_wrong_path_or_method_says_the_right_one(error: HTTPException, detail: str) -> None:
     body = body_of(error)
     assert (body["status"], body["detail"]) == (error.status_code, detail)
-
-
-def test_unauthorized_names_the_scheme() -> None:
-    assert problem_response(errors.UnauthorizedError("x"), "").headers["www-authenticate"] == "Bearer"
 
 
 def test_internal_error_does_not_show_its_message() -> None:

@@ -26,7 +26,7 @@ def results_of(question: FillMaskQuestion, *outputs: Words) -> list[Any]:
         ("I was walk [MASK] home", "##ing", "I was walking home"),
         ("[MASK] x", "##ing", "ing x"),
         ("a [MASK]", "##", "a ##"),
-        ("é 😀 [MASK]", "good", "é 😀 good"),
+        ("é 😀 \x00 \u202e עברית [MASK] \U0010ffff", "good", "é 😀 \x00 \u202e עברית good \U0010ffff"),
     ],
 )
 def test_fill_writes_a_token_into_the_callers_own_text(text: str, token: str, expected: str) -> None:

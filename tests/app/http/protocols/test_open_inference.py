@@ -257,16 +257,6 @@ async def test_infer_needs_a_media_type_from_other_origins(
     assert answer.status_code == (200 if trusted else 415)
 
 
-def test_infer_of_another_origin_is_refused_on_the_wire(url: str) -> None:
-    """By the HTTP protocol, before the body is read."""
-    body = json.dumps(tensor(data=["good"])).encode()
-    statuses = [
-        httpx.post(f"{url}/v2/models/sentiment/infer", content=body, headers=headers, timeout=PATIENCE).status_code
-        for headers in ({}, {"Origin": "https://evil.example"})
-    ]
-    assert statuses == [200, 415]
-
-
 async def test_infer_is_counted_as_its_task(serve: Any) -> None:
     async with serve() as service:
         for model in (task.name for task in TASKS):
