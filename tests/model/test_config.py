@@ -152,6 +152,10 @@ LONG = ("a" * 1001, "a\nb", "\x1b[31m", "\ud800")
         ({"hidden_act": ["gelu"]}, "hidden_act"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, not 'false'"),
         ({"truncation": "left"}, "unsupported truncation 'left'; supported: head, head_tail, tail"),
+        *(
+            ({"problem_type": kind}, "; supported: single_label_class.*, multi_label_class.*, regression")
+            for kind in ("ranking", ["regression"], 1)
+        ),
         ({"id2label": {}}, "id2label must number the labels from 0"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label must number the labels from 0"),
         ({"id2label": {"a": "b"}}, "id2label must map numbers to names"),

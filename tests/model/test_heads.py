@@ -54,12 +54,6 @@ def test_masked_lm_projects_only_the_rows_given() -> None:
     assert model.masked_lm(hidden[:0]).shape == (0, 30)
 
 
-def test_next_sentence_head_may_be_absent() -> None:
-    model = BertForPreTraining(CONFIG, next_sentence=False)
-    assert model.next_sentence is None
-    assert not any("pooler" in name for name in model.state_dict())
-
-
 def test_next_sentence_head_has_two_logits_from_the_pooled_cls() -> None:
     model = BertForPreTraining(CONFIG)
     randomise(model)
@@ -69,11 +63,6 @@ def test_next_sentence_head_has_two_logits_from_the_pooled_cls() -> None:
     logits = model.next_sentence(cls)
     assert logits.shape == (2, 2)
     torch.testing.assert_close(logits, classifier(torch.tanh(dense(cls))))
-
-
-def test_classifier_has_a_logit_per_label() -> None:
-    model = BertForSequenceClassification(CONFIG.replace(id2label={0: "a", 1: "b", 2: "c"}))
-    assert model(PackedBatch.pack([[1, 2], [3]], outputs=[[0], [0]])).shape == (2, 3)
 
 
 def test_classifier_without_outputs_reads_cls_of_each_sequence_as_transformers_does(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from model.errors import (
     ConfigError,
     EmptyTextError,
     InvalidTextError,
-    PairError,
     TextError,
     TextTooLongError,
     UnknownTargetError,
@@ -191,17 +190,6 @@ def test_encode_second_text_has_token_type_1(words: Tokenizer) -> None:
     assert encoding.spans[4:6] == [(0, 3), (4, 9)]  # in its own text
 
 
-def test_encode_spans_select_the_original_spelling(words: Tokenizer) -> None:
-    text = "😀 CAFÉ  [MASK]\tNaïve 中!"
-    encoding = words.encode(text)
-    cut = {words.token(i): text[a:b] for i, (a, b) in zip(encoding.input_ids, encoding.spans, strict=True)}
-    assert cut["cafe"] == "CAFÉ"
-    assert cut["naive"] == "Naïve"
-    assert cut["[MASK]"] == "[MASK]"
-    assert cut["😀"] == "😀"
-    assert cut["中"] == "中"
-
-
 @given(st.text(max_size=40))
 @settings(max_examples=200)
 def test_encode_any_text_gives_tokens_or_a_text_error(text: str) -> None:
@@ -242,12 +230,6 @@ def test_tokenizer_lone_surrogate_is_an_error(words: Tokenizer) -> None:
         Tokenizer.train(["the", LONE], 100)
 
 
-def test_encode_ignores_nul(words: Tokenizer) -> None:
-    encoding = words.encode("the\0 movie")
-    assert [words.token(i) for i in encoding.input_ids[1:-1]] == ["the", "movie"]
-    assert encoding.spans[2] == (5, 10)
-
-
 def test_encode_megabyte_of_one_word_is_one_unknown_token(words: Tokenizer) -> None:
     encoding = words.encode("a" * 1_000_000)
     assert encoding.input_ids == [words.cls_id, words.unk_id, words.sep_id]
@@ -255,16 +237,15 @@ def test_encode_megabyte_of_one_word_is_one_unknown_token(words: Tokenizer) -> N
 
 
 @pytest.mark.parametrize("truncation", ["head", "tail", "head_tail"])
-def test_encode_text_over_the_character_limit_equals_the_whole_text_truncated(
-    words: Tokenizer, truncation: str
-) -> None:
-    text = "é walls [MASK] the " * 1000
+@pytest.mark.parametrize("masks", [50, 1000], ids=["within the character limit", "over it"])
+def test_encode_cut_text_equals_the_whole_text_truncated(words: Tokenizer, truncation: Any, masks: int) -> None:
+    text = "é walls [MASK] the " * masks
     whole = words.encode(text)
     cut = words.encode(text, max_length=42, truncate=True, truncation=truncation)
     head, tail = kept_ends(len(whole) - 2, 40, truncation)
     assert cut.spans[1:-1] == whole.spans[1 : 1 + head] + whole.spans[1 + tail : -1]
     assert cut.input_ids[1:-1] == whole.input_ids[1 : 1 + head] + whole.input_ids[1 + tail : -1]
-    assert cut.masks_lost == 1000 - cut.input_ids.count(words.mask_id)
+    assert cut.masks_lost == masks - cut.input_ids.count(words.mask_id)
     assert cut.truncated
 
 
@@ -346,25 +327,6 @@ def reading_it_whole(tokenizer: Tokenizer) -> Tokenizer:
     return whole
 
 
-@pytest.mark.parametrize("truncation", ["head", "tail", "head_tail"])
-def test_encode_truncated_text_has_the_spans_of_the_whole(words: Tokenizer, truncation: str) -> None:
-    text = "é walls [MASK] the " * 50
-    whole = words.encode(text)
-    cut = words.encode(text, max_length=42, truncate=True, truncation=truncation)
-    head, tail = kept_ends(len(whole) - 2, 40, truncation)
-    assert cut.spans[1:-1] == whole.spans[1 : 1 + head] + whole.spans[1 + tail : -1]
-    assert cut.input_ids[1:-1] == whole.input_ids[1 : 1 + head] + whole.input_ids[1 + tail : -1]
-    assert cut.masks_lost == 50 - cut.input_ids.count(words.mask_id)
-
-
-def test_encode_pair_for_one_token_type_is_an_error(tmp_path: Path, words: Tokenizer) -> None:
-    words.save(tmp_path)
-    single = Tokenizer.load(tmp_path, segments=1)
-    assert single.encode("the movie").input_ids == words.encode("the movie").input_ids
-    with pytest.raises(PairError, match="type_vocab_size is 1"):
-        single.encode("the", "movie")
-
-
 # --- too long -----------------------------------------------------------------------------------------------
 
 
@@ -379,12 +341,6 @@ def test_encode_truncation_is_reported_with_lost_masks(words: Tokenizer) -> None
     assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "the", "movie", "was", "[SEP]"]
     assert encoding.truncated
     assert encoding.masks_lost == 1
-
-
-def test_encode_head_tail_keeps_the_end(words: Tokenizer) -> None:
-    encoding = words.encode("a b c d e f", max_length=6, truncate=True, truncation="head_tail")
-    assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "a", "b", "e", "f", "[SEP]"]
-    assert encoding.spans[1:-1] == [(0, 1), (2, 3), (8, 9), (10, 11)]
 
 
 def test_encode_tail_keeps_the_end_only(words: Tokenizer) -> None:
@@ -574,20 +530,6 @@ def test_load_error_names_the_broken_file(tmp_path: Path, name: str, content: st
         Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("settings", ["{", "[]"])
-def test_load_error_names_broken_settings_beside_vocab_txt(tmp_path: Path, settings: str) -> None:
-    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB), encoding="utf-8")
-    (tmp_path / "tokenizer_config.json").write_text(settings)
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
-        Tokenizer.load(tmp_path)
-
-
-def test_load_another_kind_of_tokenizer_is_an_error(tmp_path: Path) -> None:
-    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match="is a BPE tokenizer; BERT needs WordPiece"):
-        Tokenizer.load(tmp_path)
-
-
 # --- learning a vocabulary ----------------------------------------------------------------------------------
 
 CORPUS = ["The walls were walking, and Walter was talking about the Café.", "中文 talking walls!"] * 3
@@ -624,14 +566,6 @@ def test_train_covers_a_script_of_thousands_of_letters() -> None:
 def test_train_without_lowercase_keeps_case() -> None:
     cased = Tokenizer.train(CORPUS, 200, lowercase=False)
     assert {"W", "É", "é"} & set(cased.vocab) == {"W", "é"}
-
-
-def test_train_result_survives_save_and_load(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.train(CORPUS, 60)
-    tokenizer.save(tmp_path)
-    assert Tokenizer.load(tmp_path).to_json() == tokenizer.to_json()
-    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
-    assert theirs(CORPUS[0])["input_ids"] == tokenizer.encode(CORPUS[0]).input_ids
 
 
 def test_train_learns_nothing_from_words_that_are_unknown_in_any_case() -> None:

@@ -13,7 +13,6 @@ from app.http import invalid
 from app.http.protocols import hugging_face, open_inference, text_embeddings
 from app.tasks.fill_mask import FillMaskRequest
 from app.tasks.next_sentence import NextSentenceRequest
-from app.tasks.schemas import TextPair, as_list
 from app.tasks.sentiment import SentimentRequest
 
 
@@ -306,9 +305,3 @@ def test_parse_messages_say_what_to_send(schema: type[BaseModel], inputs: Any, m
     with pytest.raises(InvalidRequestError) as raised:
         parse(schema, json.dumps({"inputs": inputs}).encode())
     assert raised.value.errors[0].message == message
-
-
-def test_texts_and_pairs_may_mix() -> None:
-    body = parse(SentimentRequest, b'{"inputs":["a",{"text":"b","text_pair":"c"}]}')
-    assert isinstance(body, SentimentRequest)
-    assert as_list(body.inputs) == ["a", TextPair(text="b", text_pair="c")]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from app.errors import InvalidRequestError
 from app.inference.contract import ServedModel
 from app.tasks.labels import LabelQuestion
 from app.tasks.next_sentence import NEXT_SENTENCE
@@ -57,20 +56,6 @@ def test_label_question_has_the_checkpoints_labels_unless_the_task_has_its_own(s
     assert NEXT_SENTENCE.question(served, pairs).labels == ["IS_NEXT", "NOT_NEXT"]
     query = NEXT_SENTENCE.question(served, pairs).query([served.tokenizer.encode("a", "film")])
     assert (query.logits, query.labels, list(query.lengths)) == (False, 2, [5])
-
-
-@pytest.mark.parametrize(("function", "logits"), [(None, False), ("softmax", False), ("none", True)])
-def test_label_question_asks_for_logits_or_for_what_the_checkpoint_computes(
-    served: ServedModel, function: str | None, logits: bool
-) -> None:
-    question = LabelQuestion(served, ["a"], function_to_apply=function)
-    assert question.query(encode_all(question)).logits is logits
-
-
-def test_label_question_refuses_a_function_that_the_checkpoint_does_not_compute(served: ServedModel) -> None:
-    with pytest.raises(InvalidRequestError, match="computed with 'softmax', not 'sigmoid'") as raised:
-        LabelQuestion(served, ["a"], function_to_apply="sigmoid")
-    assert [error.loc for error in raised.value.errors] == [("parameters", "function_to_apply")]
 
 
 @pytest.mark.parametrize(
