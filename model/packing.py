@@ -108,7 +108,7 @@ class PackedBatch:
     outputs: OutputPositions | None = None
     """Output positions. None: every position is an output."""
     ranges: Sequence[tuple[int, ...]] | None = None
-    """Smallest and largest token id, position and token type, for `check`. None if only the tensors know them."""
+    """Smallest and largest token id, position and token type, on the host: `pack` knows them, for `check` on a GPU."""
 
     @classmethod
     def pack(
@@ -237,7 +237,7 @@ class PackedBatch:
     def check(self, config: BertConfig) -> None:
         """Check that the model has an embedding for each token, position and token type.
 
-        Values on a GPU are not read, because that would wait for the device; those given to `pack` are known without.
+        Tensors on a GPU are not read, because that would wait for the device; there `ranges` is checked, if known.
         A traced graph has no check.
 
         Raises:
@@ -246,7 +246,7 @@ class PackedBatch:
         if torch.compiler.is_compiling():
             return
         ranges = self.ranges
-        if ranges is None and self.input_ids.device.type == "cpu" and self.total_tokens:
+        if self.input_ids.device.type == "cpu" and self.total_tokens:
             ranges = [tuple(map(int, part.aminmax())) for part in self._token_tensors]
         limits = config.vocab_size, config.max_position_embeddings, config.type_vocab_size
         for name, (low, high), limit in zip(("token id", "position", "token type"), ranges or (), limits, strict=False):
