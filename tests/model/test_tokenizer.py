@@ -425,10 +425,6 @@ def test_vocab_and_token_id_are_inverse(words: Tokenizer) -> None:
         words.token_id("nowhere")
 
 
-def test_ids_are_those_of_encode_without_special_tokens(words: Tokenizer) -> None:
-    assert words.ids("the movie") == words.encode("the movie").input_ids[1:-1]
-
-
 # --- files --------------------------------------------------------------------------------------------------
 
 
