@@ -262,6 +262,5 @@ class Lifecycle:
 
 
 def _describe(info: BackendInfo) -> str:
-    models = (f"{served.name} ({', '.join(served.heads)})" for served in info.models.values())
-    speed = f"{info.tokens_per_second:,.0f} tokens/s"
-    return f"{', '.join(models)}; {info.device}, {info.dtype}, {info.threads} threads, {speed}"
+    models = ", ".join(f"{served.name} ({', '.join(served.heads)})" for served in info.models.values())
+    return f"{models}; {info.device}, {info.dtype}, {info.threads} threads, {info.tokens_per_second:,.0f} tokens/s"
