@@ -16,6 +16,7 @@ from model.errors import ConfigError
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "swish", "tanh")
 Truncation = Literal["head", "head_tail", "tail"]
 """The part of a too long text to keep: its beginning, both ends, or its end."""
+_TRUNCATIONS = get_args(Truncation)
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 # Turc et al. 2019 (tiny to medium) and Devlin et al. 2018, section 3 (base, large).
@@ -200,8 +201,8 @@ class BertConfig:
 
 def check_truncation(value: object) -> None:
     """Raise ConfigError if a value is not one of `Truncation`."""
-    if value not in (known := get_args(Truncation)):
-        raise ConfigError(f"unsupported truncation {reprlib.repr(value)}; supported: {', '.join(known)}")
+    if value not in _TRUNCATIONS:
+        raise ConfigError(f"unsupported truncation {reprlib.repr(value)}; supported: {', '.join(_TRUNCATIONS)}")
 
 
 def _is_number(value: object, kind: Any) -> bool:

@@ -30,7 +30,7 @@ from app.http.head import admit
 from app.http.invalid import parse
 from app.observability import tracing
 from app.tasks.schemas import Input
-from app.tasks.task import Question, Task, TaskResult, characters, encode_all, texts_of
+from app.tasks.task import Question, Task, TaskResult, characters, encode_all
 from model.tokenizer import Encoding, Tokenizer
 from model.word_ids import MAX_QUICK_CHARACTERS, QUICK_CHARACTERS, QUICK_WORK
 
@@ -197,8 +197,9 @@ async def _encode(threads: Executor, engine: Engine, question: Question) -> list
     if size <= QUICK_CHARACTERS:
         return encode_all(question)
     if size <= MAX_QUICK_CHARACTERS and not question.spans:
-        with suppress(CancelledError):
-            return encode_all(question, _work_check(question.served.tokenizer))
+        tokenizer = question.served.tokenizer
+        with suppress(_NotQuickError):
+            return encode_all(question, partial(_check_quick, tokenizer, tokenizer.work + QUICK_WORK))
     has_ended = threading.Event()
 
     def check_cancelled(_: Input) -> None:
@@ -213,16 +214,15 @@ async def _encode(threads: Executor, engine: Engine, question: Question) -> list
             has_ended.set()
 
 
-def _work_check(tokenizer: Tokenizer) -> Callable[[Input], None]:
-    """A function that raises CancelledError before an input with which all together would hold the event loop for more
-    than some ms."""
-    limit = tokenizer.work + QUICK_WORK
+class _NotQuickError(Exception):
+    """An input needs too much work for the event loop."""
 
-    def check(given: Input) -> None:
-        if tokenizer.work > limit or not all(map(tokenizer.is_quick, texts_of(given))):
-            raise CancelledError
 
-    return check
+def _check_quick(tokenizer: Tokenizer, max_work: int, given: Input) -> None:
+    """Raise _NotQuickError if the next input may hold the event loop for some ms, or `max_work` is exceeded."""
+    texts = (given,) if isinstance(given, str) else (given.text, given.text_pair)
+    if tokenizer.work > max_work or not all(map(tokenizer.is_quick, texts)):
+        raise _NotQuickError
 
 
 def _respond(service: Service, task: Task, result: TaskResult, call: Call) -> Response:

@@ -233,14 +233,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_read_timeout()
             return
         if not in_body:
-            self._write(Response(status_code=status, headers={"Connection": "close"}))
+            headers = (*self.server_state.default_headers, (b"content-length", b"0"), (b"connection", b"close"))
+            head = b"".join(b"%s: %s\r\n" % header for header in headers)
+            self.transport.write(STATUS_LINE[status] + head + b"\r\n")
         self._ignore_input = True
         self._close_when_answered()
-
-    def _write(self, response: Response) -> None:
-        headers = (*self.server_state.default_headers, *response.raw_headers)
-        head = b"".join(b"%s: %s\r\n" % header for header in headers)
-        self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
 
     def _is_idle(self) -> bool:
         """Whether all requests have responses and none has begun."""

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 from app.errors import InvalidRequestError
 from app.inference.contract import ModelOutput, Query, ServedModel
 from app.tasks.schemas import Input, Reading, described
-from app.tasks.task import PREDICTION_BYTES, Question, reading, texts_of
+from app.tasks.task import PREDICTION_BYTES, Question, reading
 from model.config import Truncation
 from model.tokenizer import Encoding
 
@@ -81,8 +81,10 @@ class LabelQuestion(Question):
 
     def encode(self, given: Input) -> Encoding:
         """Tokenize a text or pair."""
+        text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
         return self.served.tokenizer.encode(
-            *texts_of(given),
+            text,
+            text_pair,
             max_length=self.served.config.max_position_embeddings,
             truncate=self.truncate,
             truncation=self.truncation or self.served.config.truncation,

@@ -107,17 +107,12 @@ def reading(encoding: Encoding, unk_id: int) -> Reading:
     return found
 
 
-def texts_of(given: Input) -> tuple[str, ...]:
-    """The text of an input, or both texts of a pair."""
-    return (given,) if isinstance(given, str) else (given.text, given.text_pair)
-
-
 def characters(given: Input) -> int:
-    return sum(map(len, texts_of(given)))
+    return len(given) if isinstance(given, str) else len(given.text) + len(given.text_pair)
 
 
 def encode_all(question: Question, check: Callable[[Input], object] = lambda _: None) -> list[Encoding]:
-    """Tokenize all inputs of a question. `check` is called before each, and may raise CancelledError.
+    """Tokenize all inputs of a question. `check` is called before each, and may raise an error to end this.
 
     Raises:
         InvalidInputError: names the inputs that cannot have a result, up to MAX_FAULTS.
