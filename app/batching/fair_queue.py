@@ -10,15 +10,15 @@ from app.inference.contract import Part, Query
 
 
 @dataclass(slots=True)
-class _Class:
+class _SizeClass:
     """Requests of similar size, the oldest first. Those that have ended are passed over."""
 
     queries: deque[Query] = field(default_factory=deque)
-    turn: int = 0
+    inputs_left: int = 0
     """Number of inputs that it may still give before the next class's turn."""
 
 
-_Classes = OrderedDict[int, _Class]
+_SizeClasses = OrderedDict[int, _SizeClass]
 """The requests of an encoder, by the bit length of their number of inputs, in the order of their turns."""
 
 
@@ -33,12 +33,12 @@ class FairQueue:
     def __init__(self) -> None:
         self.tokens = 0
         """Tokens of all waiting inputs."""
-        self._by_encoder: dict[str, _Classes] = {}
+        self._by_encoder: dict[str, _SizeClasses] = {}
 
     def push(self, query: Query) -> None:
         """Add a request at the end."""
         classes = self._by_encoder.setdefault(query.encoder, OrderedDict())
-        classes.setdefault(len(query.lengths).bit_length(), _Class()).queries.append(query)
+        classes.setdefault(len(query.lengths).bit_length(), _SizeClass()).queries.append(query)
         self.tokens += query.ends[-1]
 
     def take(self, max_tokens: int) -> list[Part]:
@@ -62,22 +62,22 @@ class FairQueue:
             query.taken, query.encodings = len(query.lengths), []
 
 
-def _take_batch(classes: _Classes, max_tokens: int) -> tuple[list[Part], int]:
+def _take_batch(classes: _SizeClasses, max_tokens: int) -> tuple[list[Part], int]:
     """Take inputs of up to `max_tokens`. Returns them and their tokens."""
     batch: list[Part] = []
     tokens = 0
     while classes:
         size, own = next(iter(classes.items()))
-        own.turn = own.turn or len(own.queries)
+        own.inputs_left = own.inputs_left or len(own.queries)
         query = own.queries[0]
         inputs = len(query.lengths)
         if query.taken < inputs:  # otherwise it has ended
-            most = own.turn if len(classes) > 1 else inputs
-            part = _take_part(query, max_tokens - tokens, most, at_least=not batch)
+            most = own.inputs_left if len(classes) > 1 else inputs
+            part = _take_part(query, max_tokens - tokens, most, take_one=not batch)
             if part is None:
                 break
             tokens += part.tokens
-            own.turn = max(own.turn - part.inputs, 0)
+            own.inputs_left = max(own.inputs_left - part.inputs, 0)
             if batch and batch[-1].query is query:
                 part = batch.pop()._replace(stop=part.stop)
             batch.append(part)
@@ -85,15 +85,15 @@ def _take_batch(classes: _Classes, max_tokens: int) -> tuple[list[Part], int]:
             own.queries.popleft()
         if not own.queries:
             del classes[size]
-        elif not own.turn:
+        elif not own.inputs_left:
             classes.move_to_end(size)
     return batch, tokens
 
 
-def _take_part(query: Query, room: int, most: int, *, at_least: bool) -> Part | None:
-    """Take a request's next inputs: at most `most`, and at most `room` tokens. If none fits, one with `at_least`, or
+def _take_part(query: Query, room: int, most: int, *, take_one: bool) -> Part | None:
+    """Take a request's next inputs: at most `most`, and at most `room` tokens. If none fits, one with `take_one`, or
     None."""
     start = query.taken
     before = query.ends[start - 1] if start else 0
-    query.taken = max(min(bisect_right(query.ends, before + room, start), start + most), start + at_least)
+    query.taken = max(min(bisect_right(query.ends, before + room, start), start + most), start + take_one)
     return Part(query, start, query.taken) if query.taken > start else None

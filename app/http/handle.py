@@ -25,9 +25,9 @@ from app import errors
 from app.batching.admission import Deadline
 from app.batching.engine import Engine
 from app.http import openapi
+from app.http.body import parse
 from app.http.context import RequestContext, Service, context_of
 from app.http.head import admit
-from app.http.invalid import parse
 from app.observability import tracing
 from app.tasks.schemas import Input
 from app.tasks.task import Question, Task, TaskResult, characters, encode_all
@@ -143,7 +143,7 @@ class TaskRoute(APIRoute):
                 error.relocate(call.locate)
             raise
         context.inputs, context.tokens = len(result.results), result.tokens
-        response = _respond(service, self.task, result, call)
+        response = _make_response(service, self.task, result, call)
         del result, call  # the caller may read slowly
         await response(scope, receive, send)
 
@@ -175,7 +175,7 @@ async def task_result(context: RequestContext, task: Task, call: Call, deadline:
     engine = context.service.lifecycle.engine
     encoder, served = engine.model_with(task.head, task.name)
     question = task.question(served, call.inputs, **call.parameters)
-    query = question.query(await _encode(context.service.threads, engine, question))
+    query = question.query(await _tokenize(context.service.threads, engine, question))
     if (size := question.response_bytes(query)) > MAX_RESPONSE_BYTES:
         raise errors.TooLargeError(
             f"the answer would have {size} bytes, more than {MAX_RESPONSE_BYTES}; {question.split_advice}"
@@ -190,7 +190,7 @@ async def task_result(context: RequestContext, task: Task, call: Call, deadline:
     return TaskResult(served.name, question.results(query, outputs), sum(query.lengths), stages)
 
 
-async def _encode(threads: Executor, engine: Engine, question: Question) -> list[Encoding]:
+async def _tokenize(threads: Executor, engine: Engine, question: Question) -> list[Encoding]:
     """Tokenize the inputs: on the event loop if that is quick, otherwise in a thread. Handing a sentence to a thread
     would cost the loop as much as tokenizing it."""
     size = sum(map(characters, question.inputs))
@@ -225,7 +225,7 @@ def _check_quick(tokenizer: Tokenizer, max_work: int, given: Input) -> None:
         raise _NotQuickError
 
 
-def _respond(service: Service, task: Task, result: TaskResult, call: Call) -> Response:
+def _make_response(service: Service, task: Task, result: TaskResult, call: Call) -> Response:
     """The response, with the time of each stage in `Server-Timing`."""
     service.metrics.latency(task.name, result.stages)
     if service.is_traced:
@@ -243,8 +243,7 @@ def _respond(service: Service, task: Task, result: TaskResult, call: Call) -> Re
 async def cancel_on_disconnect(receive: Receive, answer: Awaitable[T]) -> T:
     """Await a response, and cancel it if the caller disconnects first. The body must have been read before.
 
-    A response that comes within `_UNWATCHED_SECONDS` is not watched, because that would take as long as tokenizing a
-    sentence.
+    Watching begins after `_UNWATCHED_SECONDS`, because a watcher costs as much as tokenizing a sentence.
 
     Raises:
         CallerGoneError: the caller disconnected.

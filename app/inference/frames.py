@@ -20,8 +20,8 @@ from app.errors import InferenceError
 from app.inference.contract import BatchResult, ModelOutput, Part, Words
 
 HEADER_BYTES = 8
-"""Length of the header of each message, which is the body's length. Batches and scores are arrays, all other messages
-are pickles."""
+"""Length of the header of each message, which is the body's length. A batch is an array. Every message of an inference
+process is a pickle; its reply to a batch is a pickle of bytes that hold an array."""
 _HEAD, _PART = 5, 4
 _SECONDS = struct.Struct("<d")
 _NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=float32 may mend it"
@@ -65,6 +65,7 @@ def frame(body: bytes) -> bytes:
 
 
 def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> bytes:
+    """Serialize parts of queries for an inference process. `encoder`: index of the encoder; `alone`: see `Batch`."""
     head = array("i", (encoder, alone, len(parts)))
     table, lengths, pair_starts, counts = array("i"), array("i"), array("i"), array("i")
     positions, targets = array("i"), array("i")
@@ -86,9 +87,9 @@ def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> 
     return b"".join((head, table, lengths, pair_starts, counts, positions, targets, *ids))
 
 
-def read_batch(frame: bytes | bytearray) -> Batch:
+def read_batch(body: bytes | bytearray) -> Batch:
     """Read a batch that `write_batch` wrote."""
-    data = memoryview(frame).cast("i")
+    data = memoryview(body).cast("i")
     encoder, alone, count, inputs, outputs = data[:_HEAD]
     table = data[_HEAD : _HEAD + _PART * count].tolist()
     at = _HEAD + _PART * count
@@ -110,9 +111,9 @@ def write_scores(seconds: float, scores: bytes) -> bytes:
     return _SECONDS.pack(seconds) + scores
 
 
-def read_scores(parts: Sequence[Part], frame: bytes) -> BatchResult:
+def read_scores(parts: Sequence[Part], body: bytes) -> BatchResult:
     """Read the reply to a batch. A part with an input whose scores are not finite has the error of that input."""
-    data = memoryview(frame)[_SECONDS.size :]
+    data = memoryview(body)[_SECONDS.size :]
     floats: memoryview[float] = data.cast("f")
     ints: memoryview[int] = data.cast("i")
     at = 0
@@ -134,4 +135,4 @@ def read_scores(parts: Sequence[Part], frame: bytes) -> BatchResult:
         else:
             found.append(outputs)
         at += edges[-1] * bool(query.masks)
-    return BatchResult(found, _SECONDS.unpack_from(frame)[0])
+    return BatchResult(found, _SECONDS.unpack_from(body)[0])

@@ -34,7 +34,7 @@ class ProcessPool:
     def __init__(self, config: BackendConfig) -> None:
         self.info = BackendInfo(config.device, config.dtype, config.threads)
         self._config = config
-        self._server: ForkServer | None = None
+        self._fork_server: ForkServer | None = None
         self._processes: dict[int, InferenceProcess] = {}
         """Running processes by number; only process 0 can use all threads."""
         self._keepers: list[asyncio.Task[None]] = []
@@ -63,8 +63,8 @@ class ProcessPool:
     async def _start_server(self) -> tuple[ForkServer, BackendInfo]:
         if self._error is not None:
             raise BackendDiedError(str(self._error))
-        self._server = ForkServer(self._config)
-        return self._server, await self._server.load()
+        self._fork_server = ForkServer(self._config)
+        return self._fork_server, await self._fork_server.load()
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
         """Send a batch to a free process, and wait for the outputs."""
@@ -91,9 +91,9 @@ class ProcessPool:
         """Kill the processes, and wait for their end."""
         self._on_death, self._on_start = lambda _: None, lambda: None
         self._end(BackendDiedError("the inference processes were closed"))
-        if self._server is not None:
-            self._server.kill()
-            await self._server.exit_reason()
+        if self._fork_server is not None:
+            self._fork_server.kill()
+            await self._fork_server.exit_reason()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -132,7 +132,7 @@ class ProcessPool:
         """Deliver the replies of a process, and replace it when it ends, until the pool ends."""
         try:
             while True:
-                server, self._processes[number] = self._server, process
+                server, self._processes[number] = self._fork_server, process
                 self._on_start()
                 await process.deliver_replies()
                 del self._processes[number]
@@ -152,17 +152,19 @@ class ProcessPool:
             Exception: the weights cannot be loaded again.
         """
         async with self._replacing:
-            if server is self._server:  # otherwise the server's end ended several processes, and is already counted
+            if (
+                server is self._fork_server
+            ):  # otherwise the server's end ended several processes, and is already counted
                 self._count_death()
             while self._error is None:
-                assert self._server is not None
-                if self._server.has_ended:
-                    logger.error("%s; loading the weights again", await self._server.exit_reason())
+                assert self._fork_server is not None
+                if self._fork_server.has_ended:
+                    logger.error("%s; loading the weights again", await self._fork_server.exit_reason())
                     await self._restart_server()
                 with suppress(ProcessDiedError):
-                    return await self._server.start_process(number)
+                    return await self._fork_server.start_process(number)
                 await asyncio.sleep(_RESTART_PAUSE_SECONDS)
-                if not self._server.has_ended:
+                if not self._fork_server.has_ended:
                     self._count_death()
             raise BackendDiedError(str(self._error))
 

@@ -96,7 +96,7 @@ class TorchBackend:
         self._threads_each = 0
         self._directories = {"pretrained": config.pretrained, "sentiment": config.sentiment}
         self._networks: dict[str, Network] = {}
-        self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
+        self._forwards: dict[str, Callable[[PackedBatch], Tensor]] = {}
 
     def load(self) -> None:
         """Read the weights and compute something with each model.
@@ -128,7 +128,7 @@ class TorchBackend:
             self._networks[name] = _place(checkpoint.model, info.device, info.dtype, threads)
             if isinstance(network := self._networks[name], BertForPreTraining):
                 _drop_unused_rows(network.masked_lm.decoder, checkpoint.tokenizer.vocab)
-            self._encoders[name] = _encoder_of(network)
+            self._forwards[name] = _forward_of(network)
             self._check(len(self._networks) - 1, name, served[name])
         if info.device == "cpu":
             self._warm_up(self._threads_each, POLICY.max_cpu_tokens)
@@ -176,11 +176,11 @@ class TorchBackend:
         """The scores of all parts, one after another, as float32."""
         name = list(self._networks)[batch.encoder]
         network = self._networks[name]
-        packed, back = _packed(batch)
-        rows = self._encoders[name](packed)
+        packed, packed_rows = _packed(batch)
+        rows = self._forwards[name](packed)
         if rows.is_cuda:
-            back = back.pin_memory().to(rows.device, non_blocking=True)
-        rows = rows[back]
+            packed_rows = packed_rows.pin_memory().to(rows.device, non_blocking=True)
+        rows = rows[packed_rows]
         if isinstance(network, BertForSequenceClassification):
             return _class_scores(rows, batch.parts)
         return _pretraining_scores(network, rows, batch)
@@ -235,8 +235,8 @@ def _trial(encoder: int, head: Head, ids: list[int], count: int = 1) -> Batch:
 
 
 def _packed(batch: Batch) -> tuple[PackedBatch, Tensor]:
-    """The batch with the shortest input first, because neighbours share padding. Also the index of each of its outputs
-    in the original batch: (num_outputs,)."""
+    """The batch with the shortest input first, because attention pads neighbours to one length. Also the row in it of
+    each output of the original batch: (num_outputs,)."""
     lengths, pair_starts, counts, positions, ids = (
         np.frombuffer(part, np.int32)
         for part in (batch.lengths, batch.pair_starts, batch.counts, batch.positions, batch.ids)
@@ -259,7 +259,7 @@ def _rows(network: Network, hidden: Tensor) -> Tensor:
 
 def _class_scores(rows: Tensor, parts: Sequence[PartOfBatch]) -> Tensor:
     """A row for each input: (inputs, 2 * labels) -> (inputs, labels)."""
-    logits, scores = rows.chunk(2, dim=-1)  # views of a copy, because `rows` was indexed
+    logits, scores = rows.chunk(2, dim=-1)  # no tensor of the encoder changes: indexing made a copy
     first = 0
     for part in parts:
         if part.logits:
@@ -387,7 +387,7 @@ def _drop_unused_rows(decoder: nn.Linear, vocab: Sequence[str]) -> None:
 
 
 @torch.inference_mode()
-def _encoder_of(network: Network) -> Callable[[PackedBatch], Tensor]:
+def _forward_of(network: Network) -> Callable[[PackedBatch], Tensor]:
     """The function that computes `_rows` of a batch whose tensors are on the host."""
     weight, head = network.encoder.embeddings.norm.weight, partial(_rows, network)
     if not can_use_varlen(weight.device, weight.dtype, network.config.head_dim):

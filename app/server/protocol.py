@@ -78,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ignore_input = False
         """Whether further input is ignored and the connection closes after the responses so far. The input is not a
         request, or is the rest of an unread body."""
-        self._draining_input = False
+        self._discarding_input = False
         """Whether all responses are written, and the caller may still send; see `_close_when_answered`."""
         self._cycle_transport: Any = None
         """The transport of uvicorn's cycles."""
@@ -263,7 +263,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_closing():
             return
         if self._in_request or self._ignore_input:
-            self._ignore_input = self._draining_input = True
+            self._ignore_input = self._discarding_input = True
             self.pipeline.clear()
             self.flow.resume_reading()
             self.transport.write_eof()
@@ -274,7 +274,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_write_timeout()
 
     def _is_closing(self) -> bool:
-        return self._draining_input or self.transport.is_closing()
+        return self._discarding_input or self.transport.is_closing()
 
     def _start_write_timeout(self) -> None:
         self._stop_write_timeout()
@@ -299,7 +299,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _end_of_read_timeout(self) -> None:
         self._read_timer = None
         if (
-            self._draining_input and self._write_timer is not None
+            self._discarding_input and self._write_timer is not None
         ):  # the write timeout closes it if the caller does not read
             self._start_read_timeout()
         else:

@@ -18,9 +18,9 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from app.errors import MAX_FAULTS, Fault, InvalidRequestError, Loc, TaskNotServedError
 from app.http import openapi, operations
+from app.http.body import check_inputs, parse
 from app.http.context import Service, service_of
 from app.http.handle import Call, TaskRoute
-from app.http.invalid import check_inputs, parse
 from app.inference.contract import Head
 from app.tasks.schemas import MAX_TOP_K, Input, Items, Parameters, Strict, TextPair, given, with_examples
 from app.tasks.task import Task, TaskResult

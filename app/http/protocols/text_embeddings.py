@@ -12,8 +12,8 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from app.batching.admission import CHARACTERS_PER_TOKEN
 from app.errors import Loc, TooLargeError
+from app.http.body import check_inputs, parse
 from app.http.handle import MAX_RESPONSE_BYTES, Call, TaskRoute
-from app.http.invalid import check_inputs, parse
 from app.http.native import as_sent, locate_one
 from app.http.protocols.hugging_face import predictions
 from app.inference.contract import ModelOutput, Query, ServedModel

@@ -114,9 +114,9 @@ async def loaded(pretrained: Path, sentiment: Path, threads: int) -> AsyncIterat
 
 def server_of(backend: ProcessPool) -> int:
     """The fork server."""
-    assert backend._server is not None
-    assert backend._server._process.pid is not None
-    return backend._server._process.pid
+    assert backend._fork_server is not None
+    assert backend._fork_server._process.pid is not None
+    return backend._fork_server._process.pid
 
 
 def pids_of(backend: ProcessPool) -> list[int]:
@@ -334,7 +334,7 @@ async def test_process_pool_that_was_closed_is_in_no_reference_cycle(
     """Otherwise a reload keeps it: it freezes all objects."""
     pool = pool_of(pretrained, sentiment, threads=2)
     await pool.load(ignore, nothing)
-    server, closed = pool._server, weakref.ref(pool)
+    server, closed = pool._fork_server, weakref.ref(pool)
     assert server is not None
     gc.collect()
     gc.disable()
@@ -388,7 +388,7 @@ async def test_process_pool_closing_at_any_moment_of_loading_ends_it(pretrained:
 async def test_process_pool_closing_just_after_the_fork_ends_all(pretrained: Path, sentiment: Path) -> None:
     backend = pool_of(pretrained, sentiment, threads=2)
     loading = asyncio.create_task(backend.load(ignore, nothing))
-    await until(lambda: backend._server is not None and bool(children(server_of(backend))))
+    await until(lambda: backend._fork_server is not None and bool(children(server_of(backend))))
     pids = server_of(backend), *children(server_of(backend))
     await backend.aclose()
     for pid in pids:

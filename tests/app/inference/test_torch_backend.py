@@ -96,8 +96,8 @@ def test_parts_of_a_batch_get_their_own_answers(loaded: TorchBackend, tokenizer:
 def test_mixed_tasks_of_one_encoder_cost_one_forward_pass(
     loaded: TorchBackend, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = Mock(side_effect=loaded._encoders["pretrained"])
-    monkeypatch.setitem(loaded._encoders, "pretrained", encoder)
+    encoder = Mock(side_effect=loaded._forwards["pretrained"])
+    monkeypatch.setitem(loaded._forwards, "pretrained", encoder)
     pair = pair_of(tokenizer, "a", "b")
     answered(loaded, "pretrained", [masked(tokenizer, TEXTS[1]), pair, masked(tokenizer, TEXTS[2])])
     assert encoder.call_count == 1
@@ -143,7 +143,7 @@ def test_scores_of_a_batch_are_read_from_the_device_once(
     queries = [masked(tokenizer, "[MASK]", 2, (6, 7)), masked(tokenizer, "a [MASK]"), pair_of(tokenizer, "a", "b")]
     batch = read_batch(bytearray(write_batch(0, [Part(query, 0, 1) for query in queries])))
     hidden = torch.zeros(len(batch.positions), loaded.info.models["pretrained"].config.hidden_size)
-    monkeypatch.setitem(loaded._encoders, "pretrained", lambda _: hidden)
+    monkeypatch.setitem(loaded._forwards, "pretrained", lambda _: hidden)
     loaded.launch(batch)()
     assert reads.call_count == 1
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from app.errors import InvalidInputError, InvalidRequestError, NotJSONError, TooLargeError
-from app.http import invalid
+from app.http import body as bodies
 from app.http.protocols import hugging_face, open_inference, text_embeddings
 from app.tasks.fill_mask import FillMaskRequest
 from app.tasks.next_sentence import NextSentenceRequest
@@ -17,7 +17,7 @@ from app.tasks.sentiment import SentimentRequest
 
 
 def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
-    return invalid.parse(schema, body, max_inputs=512)
+    return bodies.parse(schema, body, max_inputs=512)
 
 
 def nulls(schema: type[BaseModel]) -> dict[str, Any]:
