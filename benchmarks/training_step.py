@@ -9,6 +9,7 @@ They take turns, so that a busy machine slows both. Padding does not count as to
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,14 +25,13 @@ from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.packing import round_up_to_bucket
 from training.errors import RunError
-from training.examples.batches import BatchShape, PretrainingBatch, collate_pretraining
-from training.examples.masking import Example, Vocabulary, mask
-from training.examples.pairs import IGNORE_INDEX, Ints, Pair, PairKind
-from training.examples.pretraining import MaskedPairs
+from training.examples.batches import BatchShape, PretrainingBatch, batch_bounds, collate_pretraining
+from training.examples.masking import Examples, Vocabulary, mask
+from training.examples.pairs import IGNORE_INDEX, LABELS, Ints, PairKind, Pairs, sample_pairs
 from training.loop.flops import pretraining_flops
 from training.loop.optimizer import make_optimizer, update_weights
 from training.pretrain.task import PretrainingLoss
-from training.recipe import BUCKET_TOKENS, ExamplesConfig
+from training.recipe import BUCKET_TOKENS, NUM_SPECIAL_TOKENS, ExamplesConfig
 from training.runtime.device import (
     autocast,
     choose_device,
@@ -103,12 +103,13 @@ def bench(preset: str, length: int, batch: int, steps: int, device_name: str) ->
         f"{preset}, {batch * length} tokens per step in examples of up to {length}, {precision} on {device}; "
         f"matmul peak {peak / 1e9:,.0f} GFLOP/s, {torch.get_num_threads()} threads"
     ]
-    for name, examples in (("mixed lengths", _mixed(config, length)), ("all full", _full(config, length))):
-        batches = [_fill(examples, batch * length) for _ in range(WARM_UP + steps)]
+    text = RandomText.make(config.vocab_size)
+    for name, pairs in (("mixed lengths", _mixed(text, length)), ("all full", _full(text, length))):
+        batches = list(itertools.islice(_batches(text, pairs, config, batch * length), WARM_UP + steps))
         packed = [_pack(chosen, batch * length, length) for chosen in batches]
         contestants = [_ours(config, packed, device), _theirs(config, batches, device)]
         ours, theirs = _alternate(contestants, steps, device)
-        tokens = sum(len(example) for chosen in batches[WARM_UP:] for example in chosen)
+        tokens = sum(len(examples.input_ids) for examples in batches[WARM_UP:])
         flops = sum(pretraining_flops(config, each.packed, len(each.masked_ids)) for each in packed[WARM_UP:])
         lines.append(
             f"{name}: {tokens / ours:,.0f} tokens/s here ({flops / ours / peak:.0%} of the peak), "
@@ -117,46 +118,35 @@ def bench(preset: str, length: int, batch: int, steps: int, device_name: str) ->
     return "\n".join(lines)
 
 
-def _vocabulary(config: BertConfig) -> Vocabulary:
-    return Vocabulary(2, 3, 4, 1, np.arange(5, config.vocab_size))
-
-
-def _mixed(config: BertConfig, length: int) -> Iterator[Example]:
-    """Endless examples like those of training."""
-    settings, text = ExamplesConfig(short_length=length, long_fraction=0), RandomText.make(config.vocab_size)
-    epoch = 0
+def _mixed(text: RandomText, length: int) -> Iterator[Pairs]:
+    """Endless passes of pairs like those of training."""
+    settings, rng = ExamplesConfig(short_length=length, long_fraction=0), np.random.default_rng(1)
     while True:
-        pairs = MaskedPairs(text, _vocabulary(config), settings, (1, epoch))
-        yield from (pairs.make(i) for i in range(len(pairs)))
-        epoch += 1
+        yield sample_pairs(text, settings, rng)
 
 
-def _full(config: BertConfig, length: int) -> Iterator[Example]:
-    """Endless examples of exactly `length` tokens."""
-    rng, room = np.random.default_rng(1), length - 3
+def _full(text: RandomText, length: int) -> Iterator[Pairs]:
+    """Endless passes of pairs of exactly `length` tokens."""
+    rng, room = np.random.default_rng(1), length - NUM_SPECIAL_TOKENS
+    first = room // 2
     while True:
-        ids = rng.integers(5, config.vocab_size, room)
-        pair = Pair(ids[: room // 2], ids[room // 2 :], PairKind.NEXT)
-        yield mask(pair, MASK_FRACTION, _vocabulary(config), rng)
+        starts = rng.integers(len(text.ids) - room, size=(1000, 1)) + np.array([0, first])
+        yield Pairs(starts, np.tile([first, room - first], (1000, 1)), np.full(1000, PairKind.NEXT))
 
 
-def _fill(examples: Iterator[Example], tokens: int) -> list[Example]:
-    """Examples that fit into `tokens` tokens, up to the first one that does not."""
-    chosen: list[Example] = []
-    for example in examples:
-        tokens -= len(example)
-        if tokens < 0:
-            break
-        chosen.append(example)
-        if not tokens:
-            break
-    return chosen
+def _batches(text: RandomText, passes: Iterator[Pairs], config: BertConfig, tokens: int) -> Iterator[Examples]:
+    """Examples that fit into `tokens` tokens, for each batch."""
+    vocabulary, rng = Vocabulary(2, 3, 4, 1, np.arange(5, config.vocab_size)), np.random.default_rng(1)
+    for pairs in passes:
+        bounds = batch_bounds(pairs.lengths, BatchShape(tokens, sequences=tokens))
+        for start, stop in itertools.pairwise(bounds[:-1]):  # the last batch of a pass is filled in part
+            yield mask(text, pairs[start:stop], MASK_FRACTION, vocabulary, rng)
 
 
-def _pack(examples: Sequence[Example], tokens: int, length: int) -> PretrainingBatch:
+def _pack(examples: Examples, tokens: int, length: int) -> PretrainingBatch:
     tokens = -(-tokens // BUCKET_TOKENS) * BUCKET_TOKENS
-    masked = max(round(MASK_FRACTION * tokens), sum(len(example.masked_ids) for example in examples))
-    most = 1 + max(len(example.masked_ids) for example in examples)
+    masked = max(round(MASK_FRACTION * tokens), len(examples.masked_ids))
+    most = 1 + int(examples.masked.max())
     shape = BatchShape(tokens, 2 * tokens // length + 8, round_up_to_bucket(masked), length, most)
     return collate_pretraining(examples, shape)
 
@@ -198,7 +188,7 @@ def _ours(config: BertConfig, batches: Sequence[PretrainingBatch], device: torch
     return _step(model, device, lambda i: loss(moved[i])[0])
 
 
-def _theirs(config: BertConfig, batches: Sequence[Sequence[Example]], device: torch.device) -> Step:
+def _theirs(config: BertConfig, batches: Sequence[Examples], device: torch.device) -> Step:
     try:
         import transformers
     except ImportError as error:
@@ -216,19 +206,20 @@ def _moved(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def padded(examples: Sequence[Example]) -> dict[str, Tensor]:
+def padded(examples: Examples) -> dict[str, Tensor]:
     """The examples as `transformers` reads them: (batch, longest) each."""
-    labels = [np.full(len(example.input_ids), IGNORE_INDEX) for example in examples]
-    for example, row in zip(examples, labels, strict=True):
-        row[example.masked_positions] = example.masked_ids
+    labels = np.full(len(examples.input_ids), IGNORE_INDEX)
+    labels[examples.masked_positions] = examples.masked_ids
+    lengths = examples.lengths
     return {
-        "input_ids": _pad([example.input_ids for example in examples], 0),
-        "token_type_ids": _pad([example.token_type_ids for example in examples], 0),
-        "attention_mask": _pad([np.ones_like(example.input_ids) for example in examples], 0),
-        "labels": _pad(labels, IGNORE_INDEX),
-        "next_sentence_label": torch.tensor([example.kind.label for example in examples]),
+        "input_ids": _pad(examples.input_ids, lengths, 0),
+        "token_type_ids": _pad(examples.token_type_ids, lengths, 0),
+        "attention_mask": _pad(np.ones_like(labels), lengths, 0),
+        "labels": _pad(labels, lengths, IGNORE_INDEX),
+        "next_sentence_label": torch.from_numpy(LABELS[examples.kinds]),
     }
 
 
-def _pad(rows: Sequence[Ints], value: int) -> Tensor:
-    return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value)
+def _pad(values: Ints, lengths: Ints, value: int) -> Tensor:
+    rows = torch.from_numpy(values).split(lengths.tolist())
+    return pad_sequence(rows, batch_first=True, padding_value=value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForPreTraining
@@ -13,8 +14,8 @@ from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.texts import random_text
 from training.errors import RunError
 from training.examples.batches import BatchShape, collate_pretraining
-from training.examples.masking import Vocabulary
-from training.examples.pretraining import MaskedPairs
+from training.examples.masking import Vocabulary, mask
+from training.examples.pairs import sample_pairs
 from training.pretrain.task import PretrainingLoss
 from training.recipe import ExamplesConfig
 
@@ -23,9 +24,9 @@ from training.recipe import ExamplesConfig
 def test_bench_padded_examples_have_the_loss_of_packed_ones(
     pretrained: Path, tokenizer: Tokenizer, shape: BatchShape | None
 ) -> None:
-    config = ExamplesConfig(short_length=32, long_fraction=0)
-    pairs = MaskedPairs(random_text(tokenizer), Vocabulary.of(tokenizer), config, (1, 0, 0))
-    examples = [pairs.make(i) for i in range(8)]
+    text, rng = random_text(tokenizer), np.random.default_rng(1)
+    pairs = sample_pairs(text, ExamplesConfig(short_length=32, long_fraction=0), rng)[:8]
+    examples = mask(text, pairs, 0.15, Vocabulary.of(tokenizer), rng)
     ours = load_checkpoint(pretrained).model
     assert isinstance(ours, BertForPreTraining)
     theirs = AutoModelForPreTraining.from_pretrained(pretrained).eval()

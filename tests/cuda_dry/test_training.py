@@ -18,8 +18,7 @@ from training.examples.batches import (
     collate_classification,
     collate_pretraining,
 )
-from training.examples.loader import MicroBatch
-from training.examples.masking import Example
+from training.examples.masking import Examples
 from training.examples.pairs import PairKind
 from training.finetune.task import ClassificationLoss
 from training.loop.optimizer import make_optimizer, update_weights
@@ -44,11 +43,12 @@ Batch = PretrainingBatch | ClassificationBatch
 
 
 def pretraining_batch(lengths: tuple[int, ...]) -> PretrainingBatch:
-    examples = [
-        Example(np.arange(n), np.zeros(n, np.int64), np.array([1, n - 1]), np.array([5, 6]), PairKind.NEXT)
-        for n in lengths
-    ]
-    return collate_pretraining(examples, SHAPE)
+    sizes, tokens = np.array(lengths), sum(lengths)
+    ends = sizes.cumsum()
+    positions = np.stack([ends - sizes + 1, ends - 1], 1).ravel()
+    ids, kinds = np.arange(tokens) % CONFIG.vocab_size, np.full(len(sizes), PairKind.NEXT)
+    hidden = np.tile([5, 6], len(sizes))
+    return collate_pretraining(Examples(ids, np.zeros(tokens, np.int64), sizes, positions, hidden, kinds), SHAPE)
 
 
 def classification_batch(lengths: tuple[int, ...]) -> ClassificationBatch:
@@ -77,8 +77,7 @@ def batches_of(stage: str, mode: FakeTensorMode) -> list[Batch]:
     _, collate = LOSSES[stage]
     with unset_fake_temporarily():
         batches = [collate(lengths) for lengths in LENGTHS]
-    micro = [MicroBatch(as_fake(mode, batch), 0, (0, 0, 0)) for batch in batches]
-    return [one.pin_memory().batch.to(torch.device("cuda")) for one in micro]
+    return [as_fake(mode, batch).pin_memory().to(torch.device("cuda")) for batch in batches]
 
 
 @stages

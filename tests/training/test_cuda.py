@@ -13,7 +13,7 @@ from tests.training.conftest import MakeRecipe
 from tests.training.stages import made
 from tests.training.texts import squeezed
 from training.corpus.reader import PreparedText
-from training.examples.loader import MicroBatches, iterate_batches
+from training.examples.loader import MicroBatches, made_ahead
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.loop.log import RunLog
@@ -48,7 +48,7 @@ def make_trainer(recipe: Recipe, *, compiled: bool, cuda_graphs: bool = False) -
 @pytest.mark.parametrize("compiled", [True, False])
 def test_trainer_step_never_waits_for_the_gpu(make_recipe: MakeRecipe, compiled: bool) -> None:
     trainer = make_trainer(make_recipe(*SHAPE), compiled=compiled)
-    batches = iterate_batches(MicroBatches(trainer.stream, total=100), trainer.device)
+    batches = made_ahead(MicroBatches(trainer.stream, total=100), trainer.device)
     for _ in range(4):
         trainer._step(batches)
     torch.cuda.set_sync_debug_mode("error")
@@ -67,7 +67,7 @@ def test_trainer_with_a_switch_on_has_the_same_losses(make_recipe_in: MakeRecipe
         recipe = make_recipe_in(tmp_path / str(on), *SHAPE)
         trainer = make_trainer(recipe, compiled=True, cuda_graphs=on == "cuda_graphs")
         trainer.loss.model.encoder.half_residual = on == "half_residual"
-        batches = iterate_batches(MicroBatches(trainer.stream, total=100), trainer.device)
+        batches = made_ahead(MicroBatches(trainer.stream, total=100), trainer.device)
         for _ in range(8):
             trainer._step(batches)
         losses.append(trainer._window.summary(trainer.state, trainer._window.sums())["loss"])

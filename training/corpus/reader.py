@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +109,11 @@ class PreparedText:
         chosen = self.shards[:WINDOW_SHARDS] if numbers is None else [self.shards[i] for i in numbers]
         return TextWindow(self.folder, chosen, self._columns)
 
-    def shuffled_windows(self, seed: int, epoch: int) -> list[list[int]]:
-        """Numbers of the shards of each window of an epoch, shuffled."""
+    def windows(self, seed: int, epoch: int) -> Iterator[TextWindow]:
+        """The windows of one pass: all shards, shuffled. A window's files are read while it is used, so a disk reads
+        long runs of some files, and examples are shuffled across all of a window."""
         order = np.random.default_rng((seed, epoch)).permutation(len(self.shards)).tolist()
-        return [order[at : at + WINDOW_SHARDS] for at in range(0, len(order), WINDOW_SHARDS)]
+        return (self.window(order[at : at + WINDOW_SHARDS]) for at in range(0, len(order), WINDOW_SHARDS))
 
     @property
     def checksum(self) -> str:

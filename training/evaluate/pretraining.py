@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,8 @@ from model.tokenizer import Tokenizer
 from training.corpus.prepare import entropy
 from training.corpus.reader import PreparedText
 from training.examples.batches import collate_pretraining
-from training.examples.masking import Example, Vocabulary
-from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind, Text
-from training.examples.pretraining import MaskedPairs
+from training.examples.masking import Examples, Vocabulary, mask
+from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind, Text, sample_pairs
 from training.recipe import ExamplesConfig
 from training.runtime.device import check_finite, evaluating
 
@@ -70,8 +69,8 @@ class PretrainingAnswers:
     """(examples,) PairKind."""
 
 
-def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Example]:
-    """The first `count` examples of a held-out text.
+def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Examples]:
+    """The first `count` examples of a held-out text, in batches.
 
     Only their length comes from the recipe, so that the figures of all recipes with this `short_length` can be
     compared. All tokens to predict are [MASK], as in callers' texts. Tokens that training leaves visible would count as
@@ -84,8 +83,11 @@ def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, c
         single_fraction=0.0,
         random_fraction=0.25,
     )
-    pairs = MaskedPairs(text, Vocabulary.of(tokenizer), config, (EVALUATION_SEED, 0, 0))
-    return [pairs.make(i).only_masks(tokenizer.mask_id) for i in range(min(count, len(pairs)))]
+    rng, vocabulary = np.random.default_rng(EVALUATION_SEED), Vocabulary.of(tokenizer)
+    pairs = sample_pairs(text, config, rng)[:count]
+    batches = (pairs[at : at + BATCH] for at in range(0, len(pairs), BATCH))
+    made = (mask(text, batch, config.mask_fraction, vocabulary, rng) for batch in batches)
+    return [examples.shown_as(tokenizer.mask_id) for examples in made]
 
 
 def evaluate_pretraining(
@@ -100,30 +102,28 @@ def evaluate_pretraining(
     callers of next-sentence mask nothing."""
     reports = {}
     for name, text in heldout.items():
-        examples = heldout_examples(text.window(), tokenizer, config, count)
-        words = predict_pretraining(model, examples)
-        pairs = predict_pretraining(model, [example.unmasked() for example in examples])
+        batches = heldout_examples(text.window(), tokenizer, config, count)
+        words = predict_pretraining(model, batches)
+        pairs = predict_pretraining(model, [examples.shown_as(examples.masked_ids) for examples in batches])
         counts = text.token_counts()
         counts[tokenizer.unk_id] = 0  # masked only if a text has no other tokens
         reports[name] = pretraining_report(words, pairs, counts)
     return reports
 
 
-def predict_pretraining(model: BertForPreTraining, examples: Sequence[Example]) -> PretrainingAnswers:
-    """Predictions for examples, in order of length within each batch. Raises RunError like `check_finite`."""
+def predict_pretraining(model: BertForPreTraining, batches: Iterable[Examples]) -> PretrainingAnswers:
+    """Predictions for batches of examples. Raises RunError like `check_finite`."""
     assert model.next_sentence is not None
     device = next(model.parameters()).device
     answers = []
     with evaluating(model):
-        for at in range(0, len(examples), BATCH):
-            chosen = sorted(examples[at : at + BATCH], key=lambda example: -len(example))
-            batch = collate_pretraining(chosen).to(device)
+        for examples in batches:
+            batch = collate_pretraining(examples).to(device)
             hidden = model(batch.packed)
             logits = model.masked_lm(hidden[batch.masked_rows]).float()
             losses = F.cross_entropy(logits, batch.masked_ids, reduction="none")
             follows = model.next_sentence(hidden[batch.cls_rows]).argmax(1)
-            kinds = torch.tensor([example.kind for example in chosen])
-            answers.append((losses, logits.argmax(1) == batch.masked_ids, follows, kinds))
+            answers.append((losses, logits.argmax(1) == batch.masked_ids, follows, torch.from_numpy(examples.kinds)))
     columns = [torch.cat(column).cpu() for column in zip(*answers, strict=True)]
     check_finite(columns[0])
     return PretrainingAnswers(*(column.numpy() for column in columns))

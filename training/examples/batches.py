@@ -7,6 +7,7 @@ fill what the examples leave of the N tokens; spare output positions belong to e
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.packing import OutputPositions, PackedBatch, SequenceBounds
-from training.examples.masking import Example
-from training.examples.pairs import IGNORE_INDEX, Ints
+from training.examples.masking import Examples
+from training.examples.pairs import IGNORE_INDEX, LABELS, Ints
 
 Floats = NDArray[np.float32]
 
@@ -164,70 +165,87 @@ class ClassificationBatch(_Batch):
         return self.data[_packed_size(self.shape) :].view(torch.float32).view(2, self.shape.sequences, -1)
 
 
-def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = None) -> PretrainingBatch:
-    """Pack examples, longest first, so that attention on a CPU pads little. The default shape is as small as the
-    examples allow."""
-    examples = sorted(examples, key=lambda example: -len(example))
-    masked = np.array([len(example.masked_ids) for example in examples])
+def batch_bounds(lengths: Ints, shape: BatchShape, min_cut: int | None = None) -> list[int]:
+    """The first example of each batch, and the number of examples. A batch is filled until the next example does not
+    fit.
+
+    Args:
+        lengths: (examples,) tokens of each.
+        min_cut: if a batch has room for N tokens or more after that, the next example is in it, too, to be cut.
+    """
+    ends, bounds = [0, *lengths.cumsum().tolist()], [0]
+    while (at := bounds[-1]) < len(lengths):
+        room = ends[at] + shape.tokens
+        stop = bisect.bisect_right(ends, room, at) - 1
+        if min_cut is not None and room - ends[stop] >= min_cut:
+            stop += 1
+        bounds.append(min(max(stop, at + 1), at + shape.sequences - 1, len(lengths)))
+    return bounds
+
+
+def collate_pretraining(examples: Examples, shape: BatchShape | None = None) -> PretrainingBatch:
+    """Pack examples. The default shape is as small as the examples allow."""
+    masked, lengths = examples.masked, examples.lengths
     if shape is None:
         outputs = 1 + int(masked.max())
-        shape = BatchShape(sum(map(len, examples)), len(examples), int(masked.sum()), len(examples[0]), outputs)
+        shape = BatchShape(int(lengths.sum()), len(lengths), int(masked.sum()), int(lengths.max()), outputs)
+    index = np.sort(np.concatenate([lengths.cumsum() - lengths, examples.masked_positions]))
     cls_rows = np.cumsum(masked + 1) - masked - 1
-    is_masked = np.ones(int(masked.sum()) + len(examples), dtype=bool)
-    is_masked[cls_rows] = False
+    masked_rows = np.delete(np.arange(len(index)), cls_rows)
+    spare = np.arange(len(index), shape.outputs)  # outputs without a label
     spare_sequences = shape.sequences - len(examples)
-    spare = np.arange(len(is_masked), shape.outputs)  # outputs without a label
-    return PretrainingBatch(
-        *_pack(
-            examples,
-            [np.append(0, example.masked_positions) for example in examples],
-            shape,
-            [
-                np.concatenate([cls_rows, spare[:spare_sequences]]),
-                np.concatenate([is_masked.nonzero()[0], spare[spare_sequences:]]),
-                _padded(np.concatenate([example.masked_ids for example in examples]), shape.masked),
-                _padded(np.array([example.kind.label for example in examples]), shape.sequences),
-            ],
-        )
-    )
+    others = [
+        np.concatenate([cls_rows, spare[:spare_sequences]]),
+        np.concatenate([masked_rows, spare[spare_sequences:]]),
+        _padded(examples.masked_ids, shape.masked),
+        _padded(LABELS[examples.kinds], shape.sequences),
+    ]
+    ids, types = examples.input_ids, examples.token_type_ids
+    return PretrainingBatch(*_pack(ids, types, lengths, index, masked + 1, shape, others))
 
 
 def collate_classification(examples: Sequence[LabelledExample], shape: BatchShape | None = None) -> ClassificationBatch:
-    """Pack texts, longest first. The default shape is as small as the texts allow."""
+    """Pack texts, longest first, so that attention on a CPU pads little. The default shape is as small as the texts
+    allow."""
     examples = sorted(examples, key=lambda example: -len(example))
-    shape = shape or BatchShape(sum(map(len, examples)), len(examples), max_seqlen=len(examples[0]))
+    lengths = np.array([len(example) for example in examples])
+    shape = shape or BatchShape(int(lengths.sum()), len(examples), max_seqlen=len(examples[0]))
     targets = np.full((2, shape.sequences, len(examples[0].target)), np.nan, np.float32)
     for row, example in enumerate(examples):
         targets[:, row] = example.target, example.truth
-    outputs = [np.zeros(1, np.int64)] * len(examples)
-    return ClassificationBatch(*_pack(examples, outputs, shape, [targets.view(np.int32).ravel()]))  # their bits
+    ids, types = (np.concatenate([getattr(e, name) for e in examples]) for name in ("input_ids", "token_type_ids"))
+    others = [targets.view(np.int32).ravel()]  # their bits
+    index, counts = lengths.cumsum() - lengths, np.ones_like(lengths)
+    return ClassificationBatch(*_pack(ids, types, lengths, index, counts, shape, others))
 
 
 def _pack(
-    examples: Sequence[Example | LabelledExample],
-    outputs: Sequence[Ints],
+    input_ids: Ints,
+    token_type_ids: Ints,
+    lengths: Ints,
+    index: Ints,
+    counts: Ints,
     shape: BatchShape,
     others: Sequence[NDArray[np.signedinteger]],
 ) -> tuple[Tensor, BatchShape, tuple[int, ...], tuple[int, ...]]:
-    """The fields of a batch of constant shape, with the examples end to end.
+    """The fields of a batch of constant shape.
 
     Args:
-        outputs: ascending output positions of each example.
+        lengths: (examples,) tokens of each.
+        index: (outputs,) positions of the outputs.
+        counts: (examples,) outputs of each.
         others: fields of the stage.
     """
-    spare = shape.tokens - sum(map(len, examples))
-    dummies = [np.zeros(min(shape.max_seqlen, spare - at), np.int64) for at in range(0, spare, shape.max_seqlen)]
-    input_ids = [*(example.input_ids for example in examples), *dummies]
-    token_type_ids = [*(example.token_type_ids for example in examples), *dummies]
-    lengths = np.array([len(ids) for ids in input_ids])
-    starts = np.cumsum(lengths) - lengths
+    spare = np.zeros(shape.tokens - len(input_ids), np.int64)
+    dummies = np.diff(np.append(np.arange(0, len(spare), shape.max_seqlen), len(spare)))
+    lengths, counts = np.append(lengths, dummies), np.append(counts, np.zeros_like(dummies))
+    starts = lengths.cumsum() - lengths
     positions = np.arange(shape.tokens) - np.repeat(starts, lengths)
-    index = np.concatenate([rows + start for rows, start in zip(outputs, starts, strict=False)])
-    index = np.concatenate([index, np.full(shape.outputs - len(index), starts[-1])])
-    counts = [*map(len, outputs), *([0] * len(dummies))]
-    fields = [*input_ids, positions, *token_type_ids, _starts(lengths, shape), index, _output_starts(counts, shape)]
-    data = np.concatenate([*fields, *others]).astype(np.int32)
-    return torch.from_numpy(data), shape, tuple(lengths.tolist()), tuple(counts)
+    index = np.append(index, np.full(shape.outputs - len(index), starts[-1]))
+    tokens = [input_ids, spare, positions, token_type_ids, spare]
+    fields = [*tokens, _starts(lengths, shape), index, _output_starts(counts, shape), *others]
+    data = np.concatenate(fields, dtype=np.int32, casting="same_kind")
+    return torch.from_numpy(data), shape, tuple(lengths.tolist()), tuple(counts.tolist())
 
 
 def _starts(lengths: Ints, shape: BatchShape) -> Ints:
@@ -235,16 +253,15 @@ def _starts(lengths: Ints, shape: BatchShape) -> Ints:
     return np.append(0, np.pad(lengths, (0, shape.capacity - len(lengths))).cumsum())
 
 
-def _output_starts(counts: Sequence[int], shape: BatchShape) -> Ints:
+def _output_starts(counts: Ints, shape: BatchShape) -> Ints:
     """(C + 1,) start of each sequence's outputs, and the end.
 
     Spare outputs belong to the missing sequences, at most `max_outputs` to each. A GPU leaves outputs of no sequence
     unwritten, and starts blocks for the largest number in each sequence (Dao-AILab/flash-attention#2521).
     """
-    missing = shape.capacity - len(counts)
-    spare = shape.outputs - sum(counts)
-    each = [spare // missing + (i < spare % missing) for i in range(missing)]
-    return np.append(0, np.cumsum([*counts, *each]))
+    missing = np.arange(shape.capacity - len(counts))
+    spare = shape.outputs - counts.sum()
+    return np.append(0, np.append(counts, (spare + missing) // max(1, len(missing))).cumsum())
 
 
 def _padded(values: Ints, length: int) -> Ints:

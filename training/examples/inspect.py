@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from model.tokenizer import Tokenizer
 from training.corpus.reader import PreparedText
-from training.examples.masking import Example, Vocabulary
-from training.examples.pairs import IGNORE_INDEX, IS_NEXT, PairKind
-from training.examples.pretraining import MaskedPairs
+from training.examples.masking import Examples, Vocabulary, mask
+from training.examples.pairs import IGNORE_INDEX, IS_NEXT, LABELS, PairKind, sample_pairs
 from training.recipe import Recipe
 
 COUNTED = 4000
@@ -21,20 +19,22 @@ _LABELS = {IS_NEXT: "next", IGNORE_INDEX: "no label"}
 
 
 def inspect(recipe: Recipe, tokenizer: Tokenizer, corpus: Path, examples: int) -> str:
-    """The first examples of the recipe's run, and shares over some thousand examples.
+    """Some examples like those of the recipe's run, and shares over some thousand examples.
 
     Args:
         corpus: folder that `prepare` wrote.
     """
-    text = PreparedText.open(corpus / "train")
-    window = text.window(text.shuffled_windows(recipe.seed, 0)[0])
-    pairs = MaskedPairs(window, Vocabulary.of(tokenizer), recipe.pretrain.examples, (recipe.seed, 0, 0))
-    shown = [pairs.make(i) for i in range(min(examples, len(pairs)))]
-    counted = [pairs.make(i) for i in range(min(COUNTED, len(pairs)))]
+    text, rng = PreparedText.open(corpus / "train"), np.random.default_rng(recipe.seed)
+    window, config = next(text.windows(recipe.seed, 0)), recipe.pretrain.examples
+    pairs, vocabulary = sample_pairs(window, config, rng)[: max(COUNTED, examples)], Vocabulary.of(tokenizer)
+    shown = [
+        mask(window, pairs[i : i + 1], config.mask_fraction, vocabulary, rng) for i in range(examples)[: len(pairs)]
+    ]
+    counted = mask(window, pairs[:COUNTED], config.mask_fraction, vocabulary, rng)
     return "\n".join([*(decode(example, tokenizer) for example in shown), *shares(counted, tokenizer)])
 
 
-def decode(example: Example, tokenizer: Tokenizer) -> str:
+def decode(example: Examples, tokenizer: Tokenizer) -> str:
     """One example as text. A masked token is followed by its replacement: `was[MASK]` or `was[other]`."""
     was = dict(zip(example.masked_positions.tolist(), example.masked_ids.tolist(), strict=True))
     text = ""
@@ -43,17 +43,16 @@ def decode(example: Example, tokenizer: Tokenizer) -> str:
         if position in was:
             token = f"{tokenizer.token(was[position])}[{token.strip('[]')}]"
         text += token.removeprefix("##") if token.startswith("##") else f" {token}"
-    label = _LABELS.get(example.kind.label, "not next")
-    return f"{label} ({_name(example.kind)}), {len(example.input_ids)} tokens:{text}\n"
+    (kind,) = map(PairKind, example.kinds)
+    label = _LABELS.get(int(LABELS[kind]), "not next")
+    return f"{label} ({_name(kind)}), {len(example.input_ids)} tokens:{text}\n"
 
 
-def shares(examples: Sequence[Example], tokenizer: Tokenizer) -> list[str]:
+def shares(examples: Examples, tokenizer: Tokenizer) -> list[str]:
     """Shares of kinds, labels and masks over many examples, a line each."""
-    kinds = np.array([example.kind for example in examples])
-    labels = np.array([example.kind.label for example in examples if example.kind != PairKind.SINGLE])
-    lengths = np.array([len(example.input_ids) for example in examples])
-    was = np.concatenate([example.masked_ids for example in examples])
-    shown = np.concatenate([example.input_ids[example.masked_positions] for example in examples])
+    kinds, lengths = examples.kinds, examples.lengths
+    labels = LABELS[kinds[kinds != PairKind.SINGLE]]
+    was, shown = examples.masked_ids, examples.input_ids[examples.masked_positions]
     special = 3 * len(examples) - int((kinds == PairKind.SINGLE).sum())
     hidden, kept = shown == tokenizer.mask_id, shown == was
     by_kind = ", ".join(f"{_name(kind)} {(kinds == kind).mean():.1%}" for kind in PairKind)

@@ -15,12 +15,22 @@ from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder, target_rows
 from training.corpus.reader import PreparedText, TextWindow
 from training.errors import CorpusError
-from training.examples.batches import BatchShape, ClassificationBatch, Floats, LabelledExample, collate_classification
+from training.examples.batches import (
+    BatchShape,
+    ClassificationBatch,
+    Floats,
+    LabelledExample,
+    batch_bounds,
+    collate_classification,
+)
 from training.examples.pairs import Ints, Text
 from training.sources.documents import Document
 
 EVALUATION_TOKENS = 8192
 """Tokens per forward pass of an evaluation."""
+
+MIN_BATCHES = 32
+"""Least number of batches of a window, because its last batch is filled in part."""
 
 TRUNCATION: Truncation = "head_tail"
 """Texts that are too long keep their beginning and end, because reviews conclude at their end (Sun et al. 2019, section
@@ -166,8 +176,7 @@ def epoch_size(
         with_unlabelled: whether documents without a label are counted.
     """
     documents = tokens = 0
-    for numbers in text.shuffled_windows(0, 0):
-        window = text.window(numbers)
+    for window in text.windows(0, 0):
         lengths = document_lengths(window, max_length)[_kept(window, left_out, with_unlabelled)]
         documents += len(lengths)
         tokens += int(lengths.sum())
@@ -197,30 +206,35 @@ def _kept(window: TextWindow, left_out: Fold | None, with_unlabelled: bool) -> N
     return kept
 
 
-class _ShuffledTexts:
-    """Documents of a window in shuffled order, each in one of its readings."""
+class LabelledWindow:
+    """The batches of one window of text, with its documents in shuffled order. A small window is read several times.
+    Implements `training.examples.loader.Window`."""
 
-    def __init__(self, texts: LabelledTexts, kept: NDArray[np.bool_], key: tuple[int, ...]) -> None:
-        self.texts = texts
-        self.key = key
-        order = np.random.default_rng(key).permutation(len(texts))
-        self._order = order[kept[order]]
+    def __init__(self, texts: LabelledTexts, kept: NDArray[np.bool_], shape: BatchShape, key: tuple[int, ...]) -> None:
+        self.texts, self.shape, self.key = texts, shape, key
+        rng, documents = np.random.default_rng(key), kept.nonzero()[0]
+        lengths = document_lengths(texts.text, texts.max_length)
+        passes = 1 + MIN_BATCHES * shape.tokens // max(1, int(lengths[documents].sum()))
+        self.order = np.concatenate([rng.permutation(documents) for _ in range(passes)])
+        self._bounds = batch_bounds(lengths[self.order], shape)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._bounds) - 1
 
-    def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> LabelledExample:
-        """Make example `index`; texts are never cut to fill a batch."""
-        del progress, max_tokens
-        document = int(self._order[index])
-        readings = self.texts.readings(document)
-        chosen = int(np.random.default_rng((*self.key, index)).integers(len(readings))) if len(readings) > 1 else 0
-        return self.texts.example(document, as_pair=readings[chosen])
+    def batch(self, number: int, progress: float) -> ClassificationBatch:
+        """Make a batch of documents, each in one of its readings."""
+        del progress
+        rng = np.random.default_rng((*self.key, 1 + number))  # numpy ignores zeros at the end
+        examples = []
+        for document in self.order[slice(*self._bounds[number : number + 2])].tolist():
+            readings = self.texts.readings(document)
+            examples.append(self.texts.example(document, as_pair=readings[int(rng.integers(len(readings)))]))
+        return collate_classification(examples, self.shape)
 
 
 @dataclass
 class LabelledStream:
-    """The examples of a fine-tuning run. Implements `training.examples.loader.ExampleStream`."""
+    """The batches of a fine-tuning run. Implements `training.examples.loader.BatchStream`."""
 
     text: PreparedText
     tokenizer: Tokenizer
@@ -247,17 +261,10 @@ class LabelledStream:
         """Mean number of texts in a full micro-batch."""
         return self.micro_batch_tokens * self.documents / self.tokens
 
-    def num_windows(self) -> int:
-        return len(self.text.shuffled_windows(self.seed, 0))
-
-    def window(self, epoch: int, number: int) -> _ShuffledTexts:
-        window = self.text.window(self.text.shuffled_windows(self.seed, epoch)[number])
-        texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)
-        return _ShuffledTexts(texts, _kept(window, self.left_out, self._with_unlabelled), (self.seed, epoch, number))
-
-    def num_masked(self, example: LabelledExample) -> int:
-        del example
-        return 0
-
-    def collate(self, examples: Sequence[LabelledExample]) -> ClassificationBatch:
-        return collate_classification(examples, self.shape)
+    def windows(self) -> Iterator[LabelledWindow]:
+        """The windows of one pass over the texts after another."""
+        for epoch in itertools.count():
+            for number, window in enumerate(self.text.windows(self.seed, epoch)):
+                texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)
+                kept = _kept(window, self.left_out, self._with_unlabelled)
+                yield LabelledWindow(texts, kept, self.shape, (self.seed, epoch, number))

@@ -1,30 +1,27 @@
-"""Pairs of segments from a text: the next-sentence half of an example (Devlin et al. 2018, section 3.1).
+"""Pairs of segments from a text: the next-sentence half of pretraining examples (Devlin et al. 2018, section 3.1).
 
 Both segments are runs of whole sentences. False pairs from another document can be recognised by topic alone. Pairs
 from the same document cannot: they are swapped (the sentence-order task of Lan et al. 2019, ALBERT, section 3.1) or not
 adjacent. The second segment of a false pair has about the length of the true one, so length does not reveal the label.
-Like the true one, it never begins a document unless the pair is swapped; but it ends one less often.
+Like the true one, it never begins a document unless the pair is swapped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenizer import truncate_longest_first
 from training.recipe import NUM_SPECIAL_TOKENS, ExamplesConfig
 
 IGNORE_INDEX = -100
 IS_NEXT, NOT_NEXT = 0, 1
 
 CANDIDATES = 16
-"""Candidates drawn for the second segment of a false pair; the one whose length fits best is used."""
+"""Candidates drawn for a second segment from the same document; the one whose length fits best is used."""
 
 SHORT_FRACTION = 0.1
 """Share of examples that are filled only to a random shorter length, as callers' texts are."""
@@ -33,10 +30,6 @@ SENTENCE_PAIR_FRACTION = 0.1
 """Share of examples that pair two single sentences, as callers of next-sentence send them."""
 
 Ints = NDArray[np.int64]
-Span = tuple[int, int]
-"""Sentences [first, last)."""
-Closest = Callable[[Ints, Ints], tuple[Span, int]]
-"""Called with the starts and limits of runs of sentences; see `PairSampler._closest_in_length`."""
 
 
 class PairKind(IntEnum):
@@ -48,10 +41,9 @@ class PairKind(IntEnum):
     NOT_ADJACENT = 3
     SINGLE = 4
 
-    @property
-    def label(self) -> int:
-        """IS_NEXT, NOT_NEXT, or IGNORE_INDEX without a second segment."""
-        return IS_NEXT if self is PairKind.NEXT else IGNORE_INDEX if self is PairKind.SINGLE else NOT_NEXT
+
+LABELS = np.array([IS_NEXT, NOT_NEXT, NOT_NEXT, NOT_NEXT, IGNORE_INDEX])
+"""(kinds,) label of each kind of pair."""
 
 
 class Text(Protocol):
@@ -68,153 +60,150 @@ class Text(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Token ids of two segments; the second is empty for `PairKind.SINGLE`."""
+class Pairs:
+    """Places of two segments each in a text; the second is empty for `PairKind.SINGLE`."""
 
-    first: Ints
-    second: Ints
-    kind: PairKind
+    starts: Ints
+    """(pairs, 2) first token of each segment."""
+    sizes: Ints
+    """(pairs, 2) tokens of each segment."""
+    kinds: Ints
+    """(pairs,) PairKind"""
 
+    def __len__(self) -> int:
+        return len(self.kinds)
 
-class PairSampler:
-    """Samples pairs from one text."""
+    def __getitem__(self, chosen: slice | Ints) -> Pairs:
+        return Pairs(self.starts[chosen], self.sizes[chosen], self.kinds[chosen])
 
-    def __init__(self, text: Text, config: ExamplesConfig) -> None:
-        self.text = text
-        self.config = config
-        counts = np.diff(text.document_starts)
-        self._document_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        """(sentences,) document of each sentence."""
-        self._followers_before = np.concatenate([[0], np.cumsum(np.maximum(counts - 1, 0))])
-        """(documents + 1,) number of sentences before each document that do not open a document."""
+    @property
+    def lengths(self) -> Ints:
+        """(pairs,) tokens of each example, special tokens included."""
+        return self.sizes.sum(1) + self._special_tokens
 
-    def starts(self, rng: np.random.Generator) -> Ints:
-        """(examples,) sentences at which the examples of one pass begin, shuffled.
+    @property
+    def _special_tokens(self) -> Ints:
+        return NUM_SPECIAL_TOKENS - (self.kinds == PairKind.SINGLE)
 
-        Every document is cut into pieces of the length of a short example, at another offset in each pass. So all text
-        is seen about once."""
-        piece_tokens = self.config.short_length - NUM_SPECIAL_TOKENS
-        begins = self.text.sentence_starts[:-1]
-        documents = self._document_of
-        offset = begins - begins[self.text.document_starts[documents]]
-        piece = (offset + int(rng.integers(piece_tokens))) // piece_tokens
-        first = np.ones(len(begins), dtype=bool)
-        first[1:] = (piece[1:] != piece[:-1]) | (documents[1:] != documents[:-1])
-        starts = first.nonzero()[0]
-        rng.shuffle(starts)
-        return starts
-
-    def sample(
-        self, start: int, rng: np.random.Generator, max_tokens: int | None = None, *, is_long: bool = False
-    ) -> Pair:
-        """The pair that begins at sentence `start`, with at most `max_tokens` tokens, special tokens included.
-
-        Args:
-            is_long: Whether to fill it up to `long_length`.
-        """
-        budget, one_sentence_each = self._segment_budget(rng, is_long)
-        if max_tokens is not None:
-            budget = min(budget, max_tokens - NUM_SPECIAL_TOKENS)
-        document = int(self._document_of[start])
-        begin, end = self.text.document_starts[document : document + 2].tolist()
-        kind = self._kind(end - begin, rng)
-        if kind is PairKind.SINGLE:
-            stop = start + 1 if one_sentence_each else self._stop(start, end, budget)
-            return Pair(self._ids((start, stop))[:budget], np.empty(0, np.int64), kind)
-        start = min(start, end - 2)  # leave a sentence for the second segment
-        stop = start + 2 if one_sentence_each else max(start + 2, self._stop(start, end, budget))
-        cut = int(rng.integers(start + 1, stop))
-        first, second = (start, cut), (cut, stop)
-        closest = partial(self._closest_in_length, second, first, budget, one_sentence_each)
-        if kind is PairKind.RANDOM_DOCUMENT:
-            second = self._sample_other_document(document, closest, rng)
-        elif kind is PairKind.NOT_ADJACENT:
-            second, kind = self._sample_same_document((begin, end), first, second, closest, rng)
-        if kind is PairKind.SWAPPED:
-            first, second = second, first
-        return Pair(*_truncate(self._ids(first), self._ids(second), budget), kind)
-
-    def _segment_budget(self, rng: np.random.Generator, is_long: bool) -> tuple[int, bool]:
-        """Tokens for both segments, and whether each is one sentence."""
-        config = self.config
-        budget = (config.long_length if is_long else config.short_length) - NUM_SPECIAL_TOKENS
-        length_draw = rng.random()
-        if length_draw >= SENTENCE_PAIR_FRACTION + SHORT_FRACTION:
-            return budget, False
-        if length_draw < SENTENCE_PAIR_FRACTION:
-            return budget, True
-        return int(rng.integers(min(5, budget), budget + 1)), False
-
-    def _kind(self, sentences: int, rng: np.random.Generator) -> PairKind:
-        single_draw, kind_draw = rng.random(), rng.random()
-        if sentences < 2 or single_draw < self.config.single_fraction:
-            return PairKind.SINGLE
-        if kind_draw < 0.5:
-            return PairKind.NEXT
-        if kind_draw < 0.5 + self.config.random_fraction and self._followers_before[-1] > sentences - 1:
-            return PairKind.RANDOM_DOCUMENT
-        return PairKind.SWAPPED if rng.random() < 0.5 else PairKind.NOT_ADJACENT
-
-    def _sample_other_document(self, document: int, closest: Closest, rng: np.random.Generator) -> Span:
-        """Sentences of another document. It is drawn in proportion to its length, so that no document is second more
-        often than first."""
-        own, until = self._followers_before[document : document + 2]
-        draws = rng.integers(self._followers_before[-1] - (until - own), size=CANDIDATES)
-        draws[draws >= own] += until - own
-        documents = np.searchsorted(self._followers_before, draws, side="right") - 1
-        starts = self.text.document_starts
-        after = starts[documents] + 1 + draws - self._followers_before[documents]
-        return closest(after, starts[documents + 1])[0]
-
-    def _sample_same_document(
-        self, document_span: Span, first: Span, follower: Span, closest: Closest, rng: np.random.Generator
-    ) -> tuple[Span, PairKind]:
-        """Sentences of the same document that neither follow nor overlap. If none has a similar length, the true pair,
-        to be swapped."""
-        before = max(0, first[0] - document_span[0] - 1)
-        behind = document_span[1] - first[1] - 1
-        if before + behind < 1:
-            return follower, PairKind.SWAPPED
-        draws = rng.integers(before + behind, size=CANDIDATES)
-        after = np.where(draws < before, document_span[0] + 1 + draws, first[1] + 1 + draws - before)
-        until = np.where(draws < before, first[0], document_span[1])
-        found, gap = closest(after, until)
-        is_similar = gap <= 2 + self._length(follower) // 8
-        return (found, PairKind.NOT_ADJACENT) if is_similar else (follower, PairKind.SWAPPED)
-
-    def _closest_in_length(
-        self, target: Span, first: Span, budget: int, one_sentence_each: bool, after: Ints, until: Ints
-    ) -> tuple[Span, int]:
-        """The run of sentences, beginning at one of `after` and ending by `until`, whose length is nearest to that of
-        `target`; and the difference in tokens."""
-        begins = self.text.sentence_starts
-        wanted = self._length(target)
-        stops = after + 1 if one_sentence_each else np.searchsorted(begins, begins[after] + wanted, side="right")
-        after, until = np.tile(after, 2), np.tile(until, 2)
-        stops = np.clip(np.concatenate([stops - 1, stops]), after + 1, until)  # the last run that fits, and one more
-        lengths = begins[stops] - begins[after]
-        gaps = np.abs(lengths - wanted)
-        fits = lengths <= max(wanted, budget - self._length(first))
-        best = int(np.argmin(np.where(fits, gaps, gaps + budget)))
-        return (int(after[best]), int(stops[best])), int(gaps[best])
-
-    def _stop(self, start: int, end: int, budget: int) -> int:
-        """End of the longest run of whole sentences that fits the budget; at least one sentence."""
-        begins = self.text.sentence_starts
-        last = min(end, start + budget)  # no sentence is empty
-        fits = int(np.searchsorted(begins[start : last + 1], begins[start] + budget, side="right")) - 1
-        return start + max(1, fits)
-
-    def _length(self, span: Span) -> int:
-        begins = self.text.sentence_starts
-        return int(begins[span[1]] - begins[span[0]])
-
-    def _ids(self, span: Span) -> Ints:
-        begins = self.text.sentence_starts
-        return self.text.tokens(int(begins[span[0]]), int(begins[span[1]])).astype(np.int64)
+    def cut(self, lengths: Ints | int) -> Pairs:
+        """The pairs with at most `lengths` (pairs,) tokens, special tokens included. The longer segment is cut first,
+        at its outer end, so that the tokens on both sides of the [SEP] stay adjacent."""
+        first, second = self.sizes.T
+        kept = np.minimum(first + second, lengths - self._special_tokens)
+        half = np.where(first > second, kept // 2, kept - kept // 2)  # of two equal segments, the second is longer
+        second = np.minimum(second, np.maximum(half, kept - first))
+        sizes = np.stack([kept - second, second], 1)
+        starts = self.starts + np.stack([first - sizes[:, 0], np.zeros_like(first)], 1)
+        return Pairs(starts, sizes, self.kinds)
 
 
-def _truncate(first: Ints, second: Ints, budget: int) -> tuple[Ints, Ints]:
-    """Cut the longer segment at its outer end, so that the tokens on both sides of the [SEP] stay adjacent."""
-    keep, keep_second = truncate_longest_first([len(first), len(second)], budget)
-    return first[len(first) - keep :], second[:keep_second]
+def sample_pairs(text: Text, config: ExamplesConfig, rng: np.random.Generator) -> Pairs:
+    """The pairs of one pass over a text, shuffled."""
+    begins, bounds = text.sentence_starts, text.document_starts
+    start = _starts(text, config, rng)
+    document = np.searchsorted(bounds, start, side="right") - 1
+    begin, end = bounds[document], bounds[document + 1]
+    single = (end - begin < 2) | (rng.random(len(start)) < config.single_fraction)
+    lengths, of_sentences = _lengths(len(start), config, rng)
+    budget = lengths - NUM_SPECIAL_TOKENS
+
+    # The second segment runs from sentence `cut` to `stop`.
+    start = np.where(single, start, np.minimum(start, end - 2))
+    least = start + np.where(single, 1, 2)
+    fits = np.searchsorted(begins, begins[start] + budget, side="right") - 1
+    stop = np.where(of_sentences, least, np.clip(fits, least, end))
+    cut = np.where(single, stop, rng.integers(start + 1, np.maximum(stop, start + 2)))
+    segments = np.stack([start, cut, cut, stop], 1).reshape(-1, 2, 2)  # (pairs, 2 segments, first and last sentence)
+
+    draw, share = rng.random(len(start)), config.random_fraction
+    kinds = np.select(
+        [single, draw < 0.5, draw < 0.5 + share, draw < 0.75 + share / 2],
+        [PairKind.SINGLE, PairKind.NEXT, PairKind.RANDOM_DOCUMENT, PairKind.SWAPPED],
+        PairKind.NOT_ADJACENT,
+    )
+    wanted = begins[stop] - begins[cut]
+    room = np.maximum(wanted, begins[start] + budget - begins[cut])  # for a second segment
+
+    # False pairs whose second segments are about as long exchange them.
+    chosen = (kinds == PairKind.RANDOM_DOCUMENT).nonzero()[0]
+    order = np.lexsort((rng.random(len(chosen)), wanted[chosen], of_sentences[chosen]))
+    one, other = chosen[order[: len(order) // 2 * 2]].reshape(-1, 2).T
+    fits = (document[one] != document[other]) & (of_sentences[one] == of_sentences[other])
+    fits &= (wanted[other] <= room[one]) & (wanted[one] <= room[other])
+    one, other = one[fits], other[fits]
+    segments[one, 1], segments[other, 1] = segments[other, 1], segments[one, 1]
+    kinds[chosen] = PairKind.SWAPPED
+    kinds[one] = kinds[other] = PairKind.RANDOM_DOCUMENT
+
+    chosen = (kinds == PairKind.NOT_ADJACENT).nonzero()[0]
+    found, gap = _sample_same_document(
+        begins, segments[chosen], begin[chosen], end[chosen], room[chosen], of_sentences[chosen], rng
+    )
+    fits = gap <= 2 + wanted[chosen] // 8
+    segments[chosen[fits], 1] = found[fits]
+    kinds[chosen[~fits]] = PairKind.SWAPPED
+
+    swapped = kinds == PairKind.SWAPPED
+    segments[swapped] = segments[swapped, ::-1]
+    tokens = begins[segments]
+    pairs = Pairs(tokens[:, :, 0], tokens[:, :, 1] - tokens[:, :, 0], kinds)
+    return pairs.cut(lengths)[rng.permutation(len(pairs))]
+
+
+def _starts(text: Text, config: ExamplesConfig, rng: np.random.Generator) -> Ints:
+    """(pairs,) sentences at which the pairs of one pass begin.
+
+    Every document is cut into pieces of the length of a short example, at another offset in each pass. So all text is
+    seen about once."""
+    piece_tokens = config.short_length - NUM_SPECIAL_TOKENS
+    begins, counts = text.sentence_starts[:-1], np.diff(text.document_starts)
+    piece = begins - np.repeat(begins[text.document_starts[:-1]], counts) + int(rng.integers(piece_tokens))
+    piece //= piece_tokens
+    first = np.append(True, piece[1:] != piece[:-1])
+    first[text.document_starts[:-1]] = True
+    return first.nonzero()[0]
+
+
+def _lengths(count: int, config: ExamplesConfig, rng: np.random.Generator) -> tuple[Ints, NDArray[np.bool_]]:
+    """(count,) maximum tokens of each example, special tokens included, and whether its segments are one sentence
+    each."""
+    full = np.where(rng.random(count) < config.long_probability, config.long_length, config.short_length)
+    shorter = rng.integers(np.minimum(5 + NUM_SPECIAL_TOKENS, full), full + 1)
+    draw = rng.random(count)
+    is_short = draw < SHORT_FRACTION
+    return np.where(is_short, shorter, full), ~is_short & (draw < SHORT_FRACTION + SENTENCE_PAIR_FRACTION)
+
+
+def _sample_same_document(
+    begins: Ints,
+    segments: Ints,
+    begin: Ints,
+    end: Ints,
+    room: Ints,
+    of_sentences: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> tuple[Ints, Ints]:
+    """(pairs, 2) second segments from the same documents that neither follow nor overlap, and (pairs,) by how many
+    tokens their length differs from that of the true ones.
+
+    Args:
+        begins: (sentences + 1,) first token of each sentence.
+        segments: (pairs, 2, 2) first and last sentence of the true pairs.
+        begin, end: (pairs,) first and last sentence of their documents.
+        room: (pairs,) maximum tokens of a second segment.
+    """
+    start, cut, stop = segments[:, 0, 0], segments[:, 1, 0], segments[:, 1, 1]
+    wanted = begins[stop] - begins[cut]
+    before = np.maximum(0, start - begin - 1)
+    choices = before + end - cut - 1
+    # The arrays from here on are (candidates, pairs).
+    draws = (rng.random((CANDIDATES, len(segments))) * choices).astype(np.int64)
+    after = np.where(draws < before, begin + 1 + draws, cut + 1 + draws - before)
+    until = np.where(draws < before, start, end)
+    nearest = np.searchsorted((begins[1:] + begins[:-1]) // 2, begins[after] + wanted)
+    stops = np.clip(np.where(of_sentences, after + 1, nearest), after + 1, until)
+    lengths = begins[stops] - begins[after]
+    fits = (choices > 0) & (lengths <= room)
+    gaps = np.where(fits, np.abs(lengths - wanted), np.iinfo(np.int64).max)
+    best = gaps.argmin(0), np.arange(len(segments))
+    return np.stack([after[best], stops[best]], 1), gaps[best]

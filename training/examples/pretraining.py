@@ -1,52 +1,56 @@
-"""The examples of pretraining: masked pairs of segments from prepared text."""
+"""The batches of pretraining: masked pairs of segments from prepared text."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from training.corpus.reader import PreparedText
 from training.errors import CorpusError
-from training.examples.batches import BatchShape, PretrainingBatch, collate_pretraining
-from training.examples.loader import LANES
-from training.examples.masking import Example, Vocabulary, mask
-from training.examples.pairs import PairSampler, Text
+from training.examples.batches import BatchShape, PretrainingBatch, batch_bounds, collate_pretraining
+from training.examples.masking import Vocabulary, mask
+from training.examples.pairs import Text, sample_pairs
 from training.recipe import ExamplesConfig
 
-SAMPLED = 256
-"""Examples whose mean length determines the number of sequences for which a batch has room."""
+MIN_TOKENS_TO_CUT = 32
+"""An example is cut to fill the rest of a batch if the rest has at least N tokens; a smaller rest is padding."""
 
 
-class MaskedPairs:
-    """The examples of one window of text, in an order that depends on `key`."""
+class PretrainingWindow:
+    """The batches of one window of text. Implements `training.examples.loader.Window`."""
 
-    def __init__(self, text: Text, vocabulary: Vocabulary, config: ExamplesConfig, key: tuple[int, ...]) -> None:
-        self.vocabulary = vocabulary
-        self.config = config
-        self.key = key
-        self._pairs = PairSampler(text, config)
-        self._starts = self._pairs.starts(np.random.default_rng(key))
+    def __init__(self, text: Text, stream: PretrainingStream, key: tuple[int, ...]) -> None:
+        self.text, self.stream, self.key = text, stream, key
+        pairs = sample_pairs(text, stream.config, np.random.default_rng(key))
+        lengths = pairs.lengths
+        self._bounds = batch_bounds(lengths, stream.shape, MIN_TOKENS_TO_CUT)
+        last = np.array(self._bounds[1:]) - 1
+        lengths[last] -= np.maximum(0, np.add.reduceat(lengths, self._bounds[:-1]) - stream.shape.tokens)
+        self.pairs = pairs.cut(lengths)
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._bounds) - 1
 
-    def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> Example:
-        """Make example `index`."""
-        rng = np.random.default_rng((*self.key, index))
-        is_long = rng.random() < self.config.long_probability
-        pair = self._pairs.sample(int(self._starts[index]), rng, max_tokens, is_long=is_long)
-        return mask(pair, mask_fraction_at(self.config, progress), self.vocabulary, rng)
+    def batch(self, number: int, progress: float) -> PretrainingBatch:
+        """Make a batch of examples that begin at different places of the window."""
+        stream = self.stream
+        pairs = self.pairs[slice(*self._bounds[number : number + 2])]
+        rng = np.random.default_rng((*self.key, 1 + number))  # numpy ignores zeros at the end
+        fraction = mask_fraction_at(stream.config, progress)
+        examples = mask(self.text, pairs, fraction, stream.vocabulary, rng, stream.shape.masked)
+        return collate_pretraining(examples, stream.shape)
 
 
 @dataclass
 class PretrainingStream:
-    """The examples of a pretraining run. Implements `training.examples.loader.ExampleStream`.
+    """The batches of a pretraining run. Implements `training.examples.loader.BatchStream`.
 
     Raises:
-        CorpusError: the text has fewer examples than `LANES`.
+        CorpusError: the text does not fill a batch.
     """
 
     text: PreparedText
@@ -56,35 +60,27 @@ class PretrainingStream:
     micro_batch_tokens: int
 
     def __post_init__(self) -> None:
-        first = self.window(0, 0)
-        if self.num_windows() == 1 and len(first) < LANES:
+        first = next(self.text.windows(self.seed, 0))
+        lengths = sample_pairs(first, self.config, np.random.default_rng(self.seed)).lengths
+        if lengths.sum() < self.micro_batch_tokens:
             raise CorpusError(
-                f"{self.text.folder}: {len(first)} example{'s' * (len(first) != 1)}; a run needs at least {LANES}: "
-                "add text"
+                f"{self.text.folder}: {lengths.sum()} tokens do not fill a batch of {self.micro_batch_tokens}: add "
+                "text, or lower micro_batch_tokens"
             )
-        lengths = [len(first.make(i)) for i in range(min(SAMPLED, len(first)))]
-        mean = sum(lengths) / len(lengths)
         share = max(mask_fraction_at(self.config, progress) for progress in (0, 1))
         self.shape = BatchShape(
             self.micro_batch_tokens,
-            sequences=int(1.5 * self.micro_batch_tokens / mean) + 8,
+            sequences=int(1.5 * self.micro_batch_tokens / lengths.mean()) + 8,
             masked=max(1, round(self.micro_batch_tokens * share)),
             max_seqlen=self.config.longest,
             max_outputs=1 + max(1, math.ceil(self.config.longest * share)),
         )
 
-    def num_windows(self) -> int:
-        return len(self.text.shuffled_windows(self.seed, 0))
-
-    def window(self, epoch: int, number: int) -> MaskedPairs:
-        shards = self.text.shuffled_windows(self.seed, epoch)[number]
-        return MaskedPairs(self.text.window(shards), self.vocabulary, self.config, (self.seed, epoch, number))
-
-    def num_masked(self, example: Example) -> int:
-        return len(example.masked_ids)
-
-    def collate(self, examples: Sequence[Example]) -> PretrainingBatch:
-        return collate_pretraining(examples, self.shape)
+    def windows(self) -> Iterator[PretrainingWindow]:
+        """The windows of one pass over the text after another."""
+        for epoch in itertools.count():
+            for number, window in enumerate(self.text.windows(self.seed, epoch)):
+                yield PretrainingWindow(window, self, (self.seed, epoch, number))
 
 
 def mask_fraction_at(config: ExamplesConfig, progress: float) -> float:

@@ -23,7 +23,7 @@ from training.errors import RunError
 from training.evaluate.classification import check_reading, classifier_logits, load_classifier
 from training.examples.batches import ClassificationBatch, Floats
 from training.examples.labelled import Fold, is_unlabelled, labelled_window
-from training.examples.loader import made_ahead, num_workers
+from training.examples.loader import made_ahead
 from training.problems.choose import problem_of
 from training.recipe import FinetuneConfig, Recipe
 from training.runtime.device import choose_device, evaluating
@@ -141,7 +141,7 @@ def _labelled(
         recipe.micro_batch_tokens,
     )
     sums: dict[int, Floats] = {}  # (documents, outputs + 1) scores and number of readings, by shard
-    for reading in made_ahead(readings, device, num_workers(1)):
+    for reading in made_ahead(readings, device):
         if reading.batch is None:
             total = sums.pop(reading.shard)
             yield reading.shard, total[:, :-1] / total[:, -1:]

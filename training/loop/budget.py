@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from training.examples.loader import ExampleStream
+from training.examples.loader import BatchStream
 from training.loop.trainer import TrainingLoss, measure_speed
 from training.runtime.distributed import DistContext
 from training.runtime.files import read_json, write_json
@@ -18,7 +18,7 @@ def budget_record(
     file: Path,
     minutes: float | None,
     loss: TrainingLoss,
-    stream: ExampleStream,
+    stream: BatchStream,
     dist: DistContext,
     micro_batches: int = 1,
 ) -> dict[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from training.examples.loader import Position
 from training.runtime.distributed import DistContext
 from training.runtime.files import write_tensors
 
@@ -34,8 +33,6 @@ class TrainState:
     """Time spent training; evaluation and checkpoints do not count."""
     skipped_in_row: int = 0
     """Skipped steps since the last step that was taken."""
-    lanes: dict[int, Position] = field(default_factory=dict)
-    """Position of each lane of the examples (training.examples.loader)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +47,10 @@ class Checkpointer:
 
     def save(self, state: TrainState) -> None:
         """Write everything that a bit-exact resume needs, and remove all checkpoints but this one and the one before.
-        All ranks call it.
 
         Raises:
             RunError: the disk is full or the folder is read-only; earlier checkpoints are unchanged.
         """
-        lanes: dict[int, Position] = {}
-        # A rank knows only old positions of other ranks' lanes.
-        for known in self.dist.all_gather(state.lanes):
-            lanes |= {lane: max(position, lanes.get(lane, position)) for lane, position in known.items()}
-        state.lanes = lanes
         if not self.dist.is_main:
             return
         parts = {name: part.state_dict() for name, part in self.parts.items()}

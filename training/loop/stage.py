@@ -22,7 +22,7 @@ from training.runtime.lock import ranks_in_turn, run_lock
 DONE = "done.json"
 """File that marks a complete result."""
 
-VERSION = 2
+VERSION = 3
 """Raised when a change of the program changes results for the same settings."""
 
 RUNNING = "running"

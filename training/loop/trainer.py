@@ -1,6 +1,6 @@
 """The training loop of pretraining and fine-tuning.
 
-The caller supplies a `TrainingLoss` and a stream of examples; the loop knows no text and no labels. Each rank runs this
+The caller supplies a `TrainingLoss` and a stream of batches; the loop knows no text and no labels. Each rank runs this
 loop over its share of the micro-batches, and all ranks make the same decisions.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from training.errors import RunError
-from training.examples.loader import ExampleStream, MicroBatch, MicroBatches, iterate_batches
+from training.examples.loader import BatchStream, MicroBatches, made_ahead
 from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer, TrainState
 from training.loop.log import RunLog, line_of, time_left
@@ -112,7 +112,7 @@ class Trainer:
     def __init__(
         self,
         loss: TrainingLoss,
-        stream: ExampleStream,
+        stream: BatchStream,
         config: TrainConfig,
         folder: Path,
         dist: DistContext,
@@ -189,8 +189,7 @@ class Trainer:
         state, config = self.state, self.config
         self._began = time.monotonic(), state.step
         total = config.steps * config.micro_batches
-        micro_batches = MicroBatches(self.stream, total, self._micro_batches, dict(state.lanes), self.dist)
-        batches = iterate_batches(micro_batches, self.device)
+        batches = made_ahead(MicroBatches(self.stream, total, self._micro_batches, self.dist), self.device)
         hidden = None if self.dist.is_main else True  # None: shown on a terminal only
         with tqdm(total=config.steps, initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
             while not self.is_finished:
@@ -201,7 +200,7 @@ class Trainer:
                 if self._after_step():
                     break
 
-    def _step(self, batches: Iterator[MicroBatch]) -> None:
+    def _step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step."""
         config, state = self.config, self.state
         rate = config.learning_rate * self.schedule.factor(state.tokens + config.batch_tokens / 2)
@@ -211,13 +210,12 @@ class Trainer:
         metrics, flops, waited = torch.zeros(len(self.loss.metric_names), 2, device=self.device), 0, 0.0
         for i in range(own):
             began = time.perf_counter()
-            micro = next(batches)
+            batch = next(batches)
             waited += time.perf_counter() - began
-            state.lanes[micro.lane] = micro.position
-            flops += self.loss.flops(micro.batch)
+            flops += self.loss.flops(batch)
             torch.manual_seed(self._dropout_seed(i))
             with self._no_sync() if i < own - 1 else nullcontext():
-                metrics += self._backward(micro.batch.to(self.device), own)
+                metrics += self._backward(batch.to(self.device), own)
         norm = update_weights(self.loss.model, self.optimizer)
         state.step += 1
         state.tokens += config.batch_tokens
@@ -332,7 +330,7 @@ class Trainer:
         self.state.seconds += time.perf_counter() - began
 
 
-def measure_speed(loss: TrainingLoss, stream: ExampleStream, micro_batches: int = 1, seconds: float = 10.0) -> float:
+def measure_speed(loss: TrainingLoss, stream: BatchStream, micro_batches: int = 1, seconds: float = 10.0) -> float:
     """Tokens per second of one process over whole steps, including the wait for batches. Their learning rate is 0, so
     they change no weight.
 
@@ -341,7 +339,7 @@ def measure_speed(loss: TrainingLoss, stream: ExampleStream, micro_batches: int 
         seconds: time limit, not counting the first two steps.
     """
     device = next(loss.parameters()).device
-    batches = iterate_batches(MicroBatches(stream, total=1), device)
+    batches = made_ahead(MicroBatches(stream, total=1), device)
     optimizer = make_optimizer(loss.model, 0.0)
     began, ends, tokens = 0.0, math.inf, 0
     for step in range(UNTIMED_STEPS + TIMED_STEPS):
@@ -349,7 +347,7 @@ def measure_speed(loss: TrainingLoss, stream: ExampleStream, micro_batches: int 
             began = time.perf_counter()
             ends, tokens = began + seconds, 0
         for _ in range(micro_batches):
-            batch = next(batches).batch.to(device)
+            batch = next(batches).to(device)
             with autocast(loss, choose_precision(device)):
                 value, _ = loss(batch)
             value.backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.texts import MemoryText, random_text
 from training.errors import RunError
+from training.evaluate import pretraining as evaluation
 from training.evaluate.pretraining import (
     PretrainingAnswers,
     PretrainingReport,
@@ -19,6 +21,7 @@ from training.evaluate.pretraining import (
     predict_pretraining,
     pretraining_report,
 )
+from training.examples.masking import Examples
 from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind
 from training.recipe import ExamplesConfig
 from training.runtime.device import evaluating
@@ -133,12 +136,19 @@ def test_evaluation_of_pairs_masks_nothing(model: BertForPreTraining, tokenizer:
     assert seen == [True, False]
 
 
-def test_predict_pretraining_does_not_depend_on_the_batch(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
-    examples = heldout_examples(random_text(tokenizer), tokenizer, CONFIG, 20)
-    examples.sort(key=lambda example: -len(example))
-    together = predict_pretraining(model, examples)
-    alone = [predict_pretraining(model, [example]) for example in examples]
-    np.testing.assert_allclose(together.losses, np.concatenate([a.losses for a in alone]), rtol=0.1, atol=0.1)
+def test_predict_pretraining_does_not_depend_on_the_batch(
+    model: BertForPreTraining, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "BATCH", 1)
+    alone = heldout_examples(random_text(tokenizer), tokenizer, CONFIG, 20)
+    starts = np.cumsum([0, *(len(each.input_ids) for each in alone[:-1])])
+    moved = [
+        replace(each, masked_positions=each.masked_positions + start) for each, start in zip(alone, starts, strict=True)
+    ]
+    together = Examples(*(np.concatenate([getattr(each, field.name) for each in moved]) for field in fields(Examples)))
+    losses = [predict_pretraining(model, batches).losses for batches in (alone, [together])]
+    assert len(alone) == len(together) == 20
+    np.testing.assert_allclose(*losses, rtol=0.1, atol=0.1)
 
 
 def test_evaluating_restores_the_mode_and_draws_no_random_numbers(

@@ -15,16 +15,15 @@ from training.examples.batches import (
     collate_classification,
     collate_pretraining,
 )
-from training.examples.masking import Example, Vocabulary
-from training.examples.pairs import IGNORE_INDEX
-from training.examples.pretraining import MaskedPairs
+from training.examples.masking import Examples, Vocabulary, mask
+from training.examples.pairs import IGNORE_INDEX, LABELS, Text, sample_pairs
 from training.recipe import ExamplesConfig
 
 
-def made(tokenizer: Tokenizer, count: int = 12) -> list[Example]:
-    config = ExamplesConfig(short_length=24, long_fraction=0)
-    pairs = MaskedPairs(random_text(tokenizer), Vocabulary.of(tokenizer), config, (3, 0, 0))
-    return [pairs.make(i) for i in range(count)]
+def made(tokenizer: Tokenizer, count: int = 12, text: Text | None = None) -> Examples:
+    text, rng = text or random_text(tokenizer), np.random.default_rng(3)
+    pairs = sample_pairs(text, ExamplesConfig(short_length=24, long_fraction=0), rng)[:count]
+    return mask(text, pairs, 0.15, Vocabulary.of(tokenizer), rng)
 
 
 def output_ids(batch: PretrainingBatch) -> torch.Tensor:
@@ -37,22 +36,21 @@ def output_ids(batch: PretrainingBatch) -> torch.Tensor:
 def test_collate_pretraining_outputs_are_cls_and_masks_of_every_example(
     tokenizer: Tokenizer, shape: BatchShape | None
 ) -> None:
-    examples = sorted(made(tokenizer), key=lambda example: -len(example))
+    examples = made(tokenizer)
     batch = collate_pretraining(examples, shape)
     ids, count = output_ids(batch), len(examples)
     assert (ids[batch.cls_rows[:count]] == tokenizer.cls_id).all()
-    shown = np.concatenate([example.input_ids[example.masked_positions] for example in examples])
-    hidden = np.concatenate([example.masked_ids for example in examples])
+    shown, hidden = examples.input_ids[examples.masked_positions], examples.masked_ids
     assert ids[batch.masked_rows[: len(shown)]].tolist() == shown.tolist()
     assert batch.masked_ids[: len(hidden)].tolist() == hidden.tolist()
-    assert batch.next_labels[:count].tolist() == [example.kind.label for example in examples]
+    assert batch.next_labels[:count].tolist() == [LABELS[kind] for kind in examples.kinds]
     assert sorted([*batch.cls_rows.tolist(), *batch.masked_rows.tolist()]) == list(range(len(ids)))
 
 
 def test_collate_pretraining_spare_outputs_have_no_label(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
     batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24, max_outputs=5))
-    masked = sum(len(example.masked_ids) for example in examples)
+    masked = len(examples.masked_ids)
     assert len(batch.cls_rows) == len(batch.next_labels) == 20
     assert len(batch.masked_rows) == len(batch.masked_ids) == 80
     assert (batch.next_labels[len(examples) :] == IGNORE_INDEX).all()
@@ -63,7 +61,7 @@ def test_collate_pretraining_spare_outputs_have_no_label(tokenizer: Tokenizer) -
 def test_collate_pretraining_dummy_sequences_fill_the_batch(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
     batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24, max_outputs=5))
-    real = sum(map(len, examples))
+    real = len(examples.input_ids)
     assert batch.tokens == 384
     assert batch.packed.lengths is not None
     assert sum(batch.packed.lengths[len(examples) :]) == 384 - real
@@ -76,8 +74,8 @@ def test_collate_pretraining_dummy_sequences_fill_the_batch(tokenizer: Tokenizer
 
 def test_collate_pretraining_full_batch_has_no_dummy_sequence(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
-    batch = collate_pretraining(examples, BatchShape(sum(map(len, examples)), 20, 80, max_seqlen=24, max_outputs=5))
-    assert batch.packed.lengths == tuple(sorted(map(len, examples), reverse=True))
+    batch = collate_pretraining(examples, BatchShape(len(examples.input_ids), 20, 80, max_seqlen=24, max_outputs=5))
+    assert batch.packed.lengths == tuple(examples.lengths.tolist())
     assert (batch.next_labels[len(examples) :] == IGNORE_INDEX).all()
 
 
@@ -95,8 +93,7 @@ def test_collate_positions_begin_at_0_in_every_sequence(tokenizer: Tokenizer) ->
 
 def test_collate_pretraining_documents_of_one_sentence_have_no_label(tokenizer: Tokenizer) -> None:
     text = MemoryText([[[10, 11, 12]], [[13, 14]]])
-    pairs = MaskedPairs(text, Vocabulary.of(tokenizer), ExamplesConfig(short_length=16, long_length=16), (1,))
-    batch = collate_pretraining([pairs.make(0), pairs.make(1)])
+    batch = collate_pretraining(made(tokenizer, text=text))
     assert batch.next_labels.tolist() == [IGNORE_INDEX] * 2
     assert len(batch.masked_ids) == 2
 

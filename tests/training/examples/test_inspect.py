@@ -9,32 +9,38 @@ import numpy as np
 from model.tokenizer import Tokenizer
 from tests.training.conftest import MakeRecipe
 from training.examples.inspect import decode, inspect, shares
-from training.examples.masking import Example
+from training.examples.masking import Examples
 from training.examples.pairs import PairKind
 from training.recipe import Recipe
 
+Row = tuple[list[str], dict[int, str], PairKind]
 
-def example(tokenizer: Tokenizer, shown: list[str], masked: dict[int, str], kind: PairKind) -> Example:
-    ids = np.array([tokenizer.token_id(token) for token in shown])
-    was = np.array([tokenizer.token_id(token) for token in masked.values()])
-    return Example(ids, np.zeros_like(ids), np.array(list(masked)), was, kind)
+
+def examples(tokenizer: Tokenizer, *rows: Row) -> Examples:
+    """Examples of shown tokens, the tokens before masking by position, and kinds."""
+    lengths = np.array([len(shown) for shown, _, _ in rows])
+    starts = lengths.cumsum() - lengths
+    ids = np.array([tokenizer.token_id(token) for shown, _, _ in rows for token in shown])
+    was = np.array([tokenizer.token_id(token) for _, masked, _ in rows for token in masked.values()])
+    positions = np.array([start + i for start, (_, masked, _) in zip(starts, rows, strict=True) for i in masked])
+    return Examples(ids, np.zeros_like(ids), lengths, positions, was, np.array([kind for _, _, kind in rows]))
 
 
 def test_decode_shows_masks_beside_the_tokens_they_hide(tokenizer: Tokenizer) -> None:
     shown = ["[CLS]", "it", "[MASK]", "good", "[SEP]", "i", "walk", "##ing", "[SEP]"]
-    text = decode(example(tokenizer, shown, {2: "was", 5: "a", 7: "##ing"}, PairKind.SWAPPED), tokenizer)
+    text = decode(examples(tokenizer, (shown, {2: "was", 5: "a", 7: "##ing"}, PairKind.SWAPPED)), tokenizer)
     assert "[CLS] it was[MASK] good [SEP] a[i] walking[##ing] [SEP]" in text
     assert text.startswith("not next (swapped), 9 tokens:")
 
 
 def test_decode_of_a_single_segment_says_so(tokenizer: Tokenizer) -> None:
-    text = decode(example(tokenizer, ["[CLS]", "it", "[SEP]"], {1: "it"}, PairKind.SINGLE), tokenizer)
+    text = decode(examples(tokenizer, (["[CLS]", "it", "[SEP]"], {1: "it"}, PairKind.SINGLE)), tokenizer)
     assert text.startswith("no label (single)")
     assert "it[it]" in text
 
 
-def inspected(recipe: Recipe, examples: int) -> str:
-    return inspect(recipe, Tokenizer.load(recipe.folder / "tokenizer"), recipe.folder / "corpus", examples)
+def inspected(recipe: Recipe, count: int) -> str:
+    return inspect(recipe, Tokenizer.load(recipe.folder / "tokenizer"), recipe.folder / "corpus", count)
 
 
 def test_inspect_prints_examples_and_shares(make_recipe: MakeRecipe) -> None:
@@ -45,13 +51,14 @@ def test_inspect_prints_examples_and_shares(make_recipe: MakeRecipe) -> None:
 
 def test_shares_of_kinds_labels_and_masks(tokenizer: Tokenizer) -> None:
     pair = ["[CLS]", "it", "[MASK]", "good", "[SEP]", "i", "walk", "##ing", "[SEP]"]
-    examples = [
-        example(tokenizer, pair, {2: "was", 5: "a", 7: "##ing"}, PairKind.SWAPPED),
-        example(tokenizer, ["[CLS]", "it", "good", "[MASK]", "[SEP]"], {3: "it"}, PairKind.SINGLE),
-        example(tokenizer, pair, {2: "was"}, PairKind.NEXT),
-        example(tokenizer, pair, {2: "was"}, PairKind.NEXT),
-    ]
-    lines = shares(examples, tokenizer)
+    found = examples(
+        tokenizer,
+        (pair, {2: "was", 5: "a", 7: "##ing"}, PairKind.SWAPPED),
+        (["[CLS]", "it", "good", "[MASK]", "[SEP]"], {3: "it"}, PairKind.SINGLE),
+        (pair, {2: "was"}, PairKind.NEXT),
+        (pair, {2: "was"}, PairKind.NEXT),
+    )
+    lines = shares(found, tokenizer)
     assert lines[0] == "4 examples, 8.0 tokens on average, 9 at most"
     assert "swapped 25.0%" in lines[1]
     assert "single 25.0%" in lines[1]

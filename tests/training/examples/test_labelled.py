@@ -14,13 +14,14 @@ import torch
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from tests.conftest import MakeCheckpoint
+from tests.training.texts import MemoryText
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.corpus.texts import write_texts
 from training.examples.labelled import LabelledStream, LabelledTexts, document_lengths, encode_texts, labelled_window
-from training.examples.loader import LANES, MicroBatches
+from training.examples.loader import MicroBatches
 from training.examples.masking import Vocabulary, mask
-from training.examples.pairs import Pair, PairKind
+from training.examples.pairs import PairKind, Pairs
 from training.recipe import Recipe
 from training.sources.documents import Document
 
@@ -76,8 +77,9 @@ def test_example_of_a_pair_without_token_types_is_encoded_as_the_service_does(
     untyped = Tokenizer.load(tmp_path)
     example = labelled(untyped, ("good", "bad"), read="pair").example(0, as_pair=True)
     assert example.token_type_ids.tolist() == untyped.encode("good", "bad").token_type_ids == [0] * 5
-    pair = Pair(np.array([7]), np.array([8]), PairKind.NEXT)
-    assert not mask(pair, 0.5, Vocabulary.of(untyped), np.random.default_rng(0)).token_type_ids.any()
+    pairs = Pairs(np.array([[0, 1]]), np.array([[1, 1]]), np.array([PairKind.NEXT]))
+    masked = mask(MemoryText([[[7], [8]]]), pairs, 0.5, Vocabulary.of(untyped), np.random.default_rng(0))
+    assert not masked.token_type_ids.any()
 
 
 def test_example_of_columns_as_one_text_joins_them(tokenizer: Tokenizer) -> None:
@@ -175,7 +177,7 @@ def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     made = stream(tmp_path, tokenizer, rows_of_lengths(300))
-    batches = [micro.batch for micro in islice(MicroBatches(made, 100), LANES // 2)]
+    batches = list(islice(MicroBatches(made, 100), 24))
     shapes = {
         (len(b.packed.input_ids), len(b.packed.cu_seqlens), b.packed.sequences.max_seqlen, tuple(b.targets.shape))
         for b in batches
@@ -192,37 +194,44 @@ def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
     assert real > 0.9 * sum(batch.tokens for batch in batches), "512 tokens, texts of up to 62"
 
 
-def test_stream_sees_every_text_once_in_an_epoch(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def lengths_of(made: LabelledStream, batches: int) -> list[int]:
+    """Tokens of the texts of some batches."""
+    found = []
+    for batch in islice(MicroBatches(made, 100), batches):
+        lengths = torch.tensor(batch.packed.lengths)
+        found += lengths[: int((batch.targets.sum(1) > 0).sum())].tolist()
+    return found
+
+
+def test_stream_sees_every_text_once_in_a_pass(tmp_path: Path, tokenizer: Tokenizer) -> None:
     made = stream(tmp_path, tokenizer, [{"text": "good " * n, "label": n % 2} for n in range(1, 60)])
-    order = made.window(0, 0)
-    assert sorted(len(order.make(i)) for i in range(len(order))) == [n + 2 for n in range(1, 60)]
-    again = made.window(0, 0)
-    assert [len(again.make(i)) for i in range(59)] == [len(order.make(i)) for i in range(59)]
-    assert [len(made.window(1, 0).make(i)) for i in range(59)] != [len(order.make(i)) for i in range(59)]
+    window, again = next(made.windows()), next(made.windows())
+    passes = window.order.reshape(-1, 59)
+    assert len(passes) > 4, "few texts are read several times in a window, so that few batches are filled in part"
+    assert (np.sort(passes) == np.arange(59)).all()
+    assert (passes[0] != passes[1]).any()
+    assert (again.order == window.order).all()
+    assert sorted(lengths_of(made, len(window))) == sorted([n + 2 for n in range(1, 60)] * len(passes))
 
 
-def test_stream_of_both_readings_gives_both_over_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_stream_of_both_readings_gives_both_over_passes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     rows = [{"title": "good", "text": "film " * (n + 1), "label": n % 2} for n in range(40)]
     made = stream(tmp_path, tokenizer, rows, text=("title", "text"), read="both")
-    readings: dict[int, set[bool]] = {}
-    pairs = 0
-    for epoch in range(8):
-        order = made.window(epoch, 0)
-        for i in range(len(order)):
-            example = order.make(i)
-            is_pair = bool(example.token_type_ids.any())
-            readings.setdefault(len(example) - is_pair, set()).add(is_pair)
-            pairs += is_pair
-    assert len(readings) == 40
-    assert all(found == {False, True} for found in readings.values())
-    assert pairs == pytest.approx(160, abs=40)
+    pairs = texts = 0
+    for batch in islice(MicroBatches(made, 100), 20):
+        count = int((batch.targets.sum(1) > 0).sum())
+        types = batch.packed.token_type_ids.split(batch.packed.lengths)
+        texts, pairs = texts + count, pairs + sum(bool(each.any()) for each in types[:count])
+    assert texts > 300
+    assert pairs == pytest.approx(texts / 2, rel=0.15)
 
 
-def test_stream_counts_tokens_of_an_epoch(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_stream_counts_tokens_of_a_pass(tmp_path: Path, tokenizer: Tokenizer) -> None:
     made = stream(tmp_path, tokenizer, rows_of_lengths(100))
-    order = made.window(0, 0)
-    lengths = [len(order.make(i)) for i in range(len(order))]
-    assert made.tokens == pytest.approx(sum(lengths), rel=0.1)
+    window = next(made.windows())
+    lengths = lengths_of(made, len(window))
+    passes = len(window.order) / made.documents
+    assert made.tokens == pytest.approx(sum(lengths) / passes, rel=0.1)
     assert made.texts_per_batch == pytest.approx(512 * len(lengths) / sum(lengths), rel=0.1)
 
 
@@ -230,7 +239,7 @@ def test_stream_targets_are_those_of_the_texts(tmp_path: Path, tokenizer: Tokeni
     words = {"good": 1, "bad": 0, "great": 1}
     rows = [{"text": word + " film" * n, "label": words[word]} for word in words for n in range(20)]
     made = stream(tmp_path, tokenizer, rows)
-    batch = next(iter(MicroBatches(made, 10))).batch
+    batch = next(iter(MicroBatches(made, 10)))
     starts = batch.packed.cu_seqlens[:-1].long()
     count = int((batch.targets.sum(1) > 0).sum())
     firsts = batch.packed.input_ids[starts[:count] + 1].tolist()

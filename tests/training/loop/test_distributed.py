@@ -24,7 +24,7 @@ SETTINGS = (
     *("pretrain.batch_tokens=2048", "pretrain.tokens=49152", "pretrain.dropout=0.1"),
     *("pretrain.learning_rate=0.01", "pretrain.average_fraction=0.4", "device=cpu"),
 )
-"""24 steps of eight micro-batches, so that each lane is used several times before and after a restart."""
+"""24 steps of eight micro-batches, over several passes."""
 
 EVERY_STEP = "checkpoint_minutes=1e-9"
 

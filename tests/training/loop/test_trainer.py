@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from tests.ports import free_port
 from tests.training.commands import ENVIRONMENT, PATIENCE, ROOT
 from training.errors import RunError
 from training.examples.batches import BatchShape
-from training.examples.loader import LANES
 from training.loop import trainer as trainer_module
 from training.loop.log import RunLog
 from training.loop.trainer import AVERAGE_EVERY, TrainConfig, Trainer, TrainingLoss, measure_speed
@@ -53,36 +52,23 @@ class Points:
 
 
 class PointStream:
-    """1,000 points per epoch; each counts as one token."""
+    """Points, each of which counts as one token."""
 
     def __init__(self, micro_batch: int = MICRO_BATCH) -> None:
         self.shape = BatchShape(micro_batch, micro_batch + 1)
-        self.collated: list[int] = []
+        self.made: list[int] = []
 
-    class Window:
-        def __init__(self, epoch: int) -> None:
-            self.epoch = epoch
+    def windows(self) -> Iterator[PointStream]:
+        yield self
 
-        def __len__(self) -> int:
-            return 1000
+    def __len__(self) -> int:
+        return 10**9
 
-        def make(self, index: int, progress: float, max_tokens: int | None = None) -> Sequence[int]:
-            return [1000 * self.epoch + index]
-
-    def num_windows(self) -> int:
-        return 1
-
-    def window(self, epoch: int, number: int) -> PointStream.Window:
-        return self.Window(epoch)
-
-    def num_masked(self, example: Sequence[int]) -> int:
-        return 0
-
-    def collate(self, examples: Sequence[Sequence[int]]) -> Points:
-        assert len(examples) == self.shape.tokens
-        self.collated += [seed for (seed,) in examples]
-        points = [torch.randn(4, generator=torch.Generator().manual_seed(seed)) for (seed,) in examples]
-        inputs = torch.stack(points)
+    def batch(self, number: int, progress: float) -> Points:
+        size = self.shape.tokens
+        seeds = range(number * size, (number + 1) * size)
+        self.made += seeds
+        inputs = torch.stack([torch.randn(4, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
         return Points(inputs, inputs.sum(1, keepdim=True))
 
 
@@ -299,9 +285,9 @@ def test_measure_speed_of_a_gradient_that_is_not_finite_changes_no_weight() -> N
 
 def test_measure_speed_counts_the_wait_for_batches() -> None:
     class SlowStream(PointStream):
-        def collate(self, examples: Sequence[Sequence[int]]) -> Points:
+        def batch(self, number: int, progress: float) -> Points:
             time.sleep(0.02)
-            return super().collate(examples)
+            return super().batch(number, progress)
 
     assert measure_speed(Regression(), SlowStream(), micro_batches=2) < MICRO_BATCH / 0.02
 
@@ -337,11 +323,7 @@ def test_trainer_goes_on_with_other_micro_batches_and_sees_no_example_twice(tmp_
     assert after.state.step == 10
     assert after.run()
     assert (after.state.step, after.state.tokens) == (STEPS, STEPS * STEP)
-    seen = first.collated + then.collated
-    assert len(seen) == len(set(seen)) == STEPS * STEP
-    for lane in range(LANES):
-        rounds = sorted(number // LANES for number in seen if number % LANES == lane)
-        assert rounds == list(range(len(rounds))), "none is left out"
+    assert first.made + then.made == list(range(STEPS * STEP))
 
 
 def test_trainer_killed_again_and_again_ends_with_the_same_weights(tmp_path: Path, whole: tuple[Trainer, Path]) -> None:

@@ -195,7 +195,9 @@ def test_pretrain_on_few_examples_is_refused(make_recipe: MakeRecipe, tmp_path: 
     pipeline = Pipeline(recipe)
     assert pipeline.tokenizer.ensure(DistContext())
     assert pipeline.corpus.ensure(DistContext())
-    with pytest.raises(CorpusError, match=r"2 examples; a run needs at least 48: add text"):
+    with pytest.raises(
+        CorpusError, match=r"64 tokens do not fill a batch of 256: add text, or lower micro_batch_tokens"
+    ):
         pretrain(recipe)
 
 
@@ -281,8 +283,7 @@ def test_pretraining_loss_is_the_mean_in_nats_over_masked_tokens_plus_that_over_
     text = PreparedText.open(recipe.folder / "corpus" / "train")
     model = new_model(recipe, tokenizer).eval()
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, 256)
-    examples = stream.window(0, 0)
-    batch = stream.collate([examples.make(i) for i in range(6)])
+    batch = next(stream.windows()).batch(0, 0.0)
     batch._fields()[2][0] = 0  # 0 is a token like any other
     loss, metrics = PretrainingLoss(model)(batch)
     hidden = model(batch.packed)
