@@ -1,4 +1,4 @@
-"""`python -m training bench`: a training step of this repository beside the same step of `transformers`, in one run.
+"""`python -m benchmarks.training_step`: a training step of this repository beside that of `transformers`, in one run.
 
 Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and clipping. This
 repository packs them into batches of constant shape, as in training. `transformers` gets them padded to the longest, as
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from model.config import BertConfig
+from model.errors import BertError
 from model.heads import BertForPreTraining
 from model.packing import round_up_to_bucket
 from training.errors import RunError
@@ -69,15 +70,18 @@ class RandomText:
         return self.ids[first:last]
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("bert-train bench", description=__doc__.partition("\n")[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
     parser.add_argument("--length", type=int, default=128, help="tokens of a full example")
     parser.add_argument("--batch", type=int, default=32, help="full examples per step")
     parser.add_argument("--steps", type=int, default=20, help="steps to time")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     options = parser.parse_args(arguments)
-    print(bench(options.preset, options.length, options.batch, options.steps, options.device))
+    try:
+        print(bench(options.preset, options.length, options.batch, options.steps, options.device))
+    except BertError as error:
+        parser.error(str(error))
 
 
 def bench(preset: str, length: int, batch: int, steps: int, device_name: str) -> str:
@@ -223,3 +227,7 @@ def padded(examples: Examples) -> dict[str, Tensor]:
 def _pad(values: Ints, lengths: Ints, value: int) -> Tensor:
     rows = torch.from_numpy(values).split(lengths.tolist())
     return pad_sequence(rows, batch_first=True, padding_value=value)
+
+
+if __name__ == "__main__":
+    main()

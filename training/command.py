@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # argparse leaves the overrides over, so they may stand before, between and after the options.
     parsed, overrides = parser.parse_known_args(arguments)
     unknown = [argument for argument in overrides if argument.startswith("-")]
-    if unknown and parsed.command != "bench":
+    if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.captureWarnings(True)
@@ -188,8 +188,6 @@ def _parser() -> argparse.ArgumentParser:
     parsers["inspect"].add_argument("--examples", type=int, default=5, help="how many to print")
     summary = "train a classifier on a table of texts and labels, without writing a recipe"
     add_arguments(commands.add_parser("classify", help=summary, description=summary, epilog=overrides))
-    summary = "time a training step beside the same step of transformers"
-    commands.add_parser("bench", help=summary, add_help=False)  # it parses its own arguments
     return parser
 
 
@@ -198,8 +196,6 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     if launched().world_size > 1 and parsed.command not in PARALLEL:
         raise RunError(f"{parsed.command} is for one process; torchrun is for {', '.join(PARALLEL)}")
     configure_process()
-    if parsed.command == "bench":
-        return _bench(overrides)
     if parsed.command == "classify":
         return _classify(parsed, overrides, arguments)
     places = [f"data={parsed.data}"] if parsed.data else []
@@ -212,12 +208,3 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     if finished and following and not options.get("weights") and launched().is_main:
         logger.info("next: %s", shlex.join(["bert-train", following, *arguments[1:]]))
     return finished
-
-
-def _bench(arguments: Sequence[str]) -> bool:
-    try:
-        from benchmarks import training_step  # no part of the installed package
-    except ImportError as error:
-        raise RunError(f"bench runs in the folder of the repository, with transformers installed ({error})") from error
-    training_step.main(arguments)
-    return True

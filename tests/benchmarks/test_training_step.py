@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForPreTraining
 
-from benchmarks.training_step import RandomText, bench, padded
+from benchmarks.training_step import RandomText, bench, main, padded
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.texts import random_text
 from training.errors import RunError
@@ -53,3 +53,18 @@ def test_bench_random_text_has_whole_sentences_and_documents() -> None:
 def test_bench_without_anything_to_time_is_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(RunError, match=message):
         bench("tiny", **({"length": 16, "batch": 2, "steps": 1} | changes), device_name="cpu")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_bench_of_a_small_network(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tiny", "--length", "16", "--batch", "2", "--steps", "1", "--device", "cpu"])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("tiny, 32 tokens per step in examples of up to 16, ")
+    assert [line.split(":")[0] for line in lines] == ["mixed lengths", "all full"]
+    assert all("tokens/s here (" in line and "times as fast" in line for line in lines)
+
+
+def test_bench_of_an_unknown_network_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["huge"])
+    assert "huge" in capsys.readouterr().err.splitlines()[-1]

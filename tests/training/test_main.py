@@ -268,7 +268,6 @@ def test_all_without_symbolic_links_makes_what_further_runs_start_from(
         (["pretrain", "quick", "pretrain.steps=3"], "pretrain.steps"),
         (["pretrain", "quick", "pretrain"], "not of the form key=value"),
         (["pretrain", "quick", "data=nowhere"], "no such file"),
-        (["bench", "huge"], "huge"),
     ],
 )
 def test_command_line_mistake_is_one_clear_line(
@@ -339,21 +338,6 @@ def test_command_line_unknown_option_is_refused() -> None:
     with pytest.raises(SystemExit) as error:
         main(["export", "quick", "--fast"])
     assert error.value.code == 2
-
-
-def test_command_line_bench_reads_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "mini", "pretrain.dropout=0.1"])
-    assert "unrecognized arguments: pretrain.dropout=0.1" in capsys.readouterr().err
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_command_line_bench_of_a_small_network(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "tiny", "--length", "16", "--batch", "2", "--steps", "1", "--device", "cpu"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith("tiny, 32 tokens per step in examples of up to 16, ")
-    assert [line.split(":")[0] for line in lines] == ["mixed lengths", "all full"]
-    assert all("tokens/s here (" in line and "times as fast" in line for line in lines)
 
 
 def test_command_line_inspect_prints_examples_and_shares(
