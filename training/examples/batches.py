@@ -183,6 +183,36 @@ def batch_bounds(lengths: Ints, shape: BatchShape, min_cut: int | None = None) -
     return bounds
 
 
+def best_fit(lengths: Ints, shape: BatchShape) -> list[list[int]]:
+    """The texts of each batch. One text after another goes into the batch in which it leaves the least room. Shuffled
+    texts leave 0.2 to 3% of a batch empty, and batches stay random samples; sorted by length, short texts would meet in
+    the last batches, which `shape.sequences` limits.
+
+    Args:
+        lengths: (texts,) tokens of each.
+    """
+    batches: list[list[int]] = []
+    by_room: list[list[list[int]]] = [[] for _ in range(shape.tokens)]
+    rooms: list[int] = []  # those with a batch, sorted
+    for text, length in enumerate(lengths.tolist()):
+        at = bisect.bisect_left(rooms, length)
+        if at < len(rooms):
+            room = rooms[at]
+            batch = by_room[room].pop()
+            if not by_room[room]:
+                del rooms[at]
+        else:
+            room, batch = shape.tokens, []
+            batches.append(batch)
+        batch.append(text)
+        room -= length
+        if room and len(batch) < shape.sequences - 1:
+            if not by_room[room]:
+                bisect.insort(rooms, room)
+            by_room[room].append(batch)
+    return batches
+
+
 def collate_pretraining(examples: Examples, shape: BatchShape | None = None) -> PretrainingBatch:
     """Pack examples. The default shape is as small as the examples allow."""
     masked, lengths = examples.masked, examples.lengths

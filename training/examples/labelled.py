@@ -20,7 +20,7 @@ from training.examples.batches import (
     ClassificationBatch,
     Floats,
     LabelledExample,
-    batch_bounds,
+    best_fit,
     collate_classification,
 )
 from training.examples.pairs import Ints, Text
@@ -28,9 +28,6 @@ from training.sources.documents import Document
 
 EVALUATION_TOKENS = 8192
 """Tokens per forward pass of an evaluation."""
-
-MIN_BATCHES = 32
-"""Least number of batches of a window, because its last batch is filled in part."""
 
 TRUNCATION: Truncation = "head_tail"
 """Texts that are too long keep their beginning and end, because reviews conclude at their end (Sun et al. 2019, section
@@ -183,10 +180,11 @@ def epoch_size(
     return documents, tokens
 
 
-def document_lengths(text: Text, max_length: int) -> Ints:
-    """(documents,) tokens of each document, special tokens included; one too many for single texts."""
-    ends = text.sentence_starts[text.document_starts]
-    return np.minimum(np.diff(ends) + 3, max_length)
+def document_lengths(window: TextWindow, max_length: int) -> Ints:
+    """(documents,) tokens of each document, special tokens included: of its pair if it may be read as one."""
+    ends, shards = window.sentence_starts[window.document_starts], window.shards
+    special = np.repeat([2 + (shard.read != "text") for shard in shards], [shard.documents for shard in shards])
+    return np.minimum(np.diff(ends) + special, max_length)
 
 
 def is_unlabelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
@@ -207,26 +205,27 @@ def _kept(window: TextWindow, left_out: Fold | None, with_unlabelled: bool) -> N
 
 
 class LabelledWindow:
-    """The batches of one window of text, with its documents in shuffled order. A small window is read several times.
-    Implements `training.examples.loader.Window`."""
+    """The batches of one window of text, which hold each of its documents once. Implements
+    `training.examples.loader.Window`."""
 
-    def __init__(self, texts: LabelledTexts, kept: NDArray[np.bool_], shape: BatchShape, key: tuple[int, ...]) -> None:
+    def __init__(
+        self, texts: LabelledTexts, documents: Ints, lengths: Ints, shape: BatchShape, key: tuple[int, ...]
+    ) -> None:
         self.texts, self.shape, self.key = texts, shape, key
-        rng, documents = np.random.default_rng(key), kept.nonzero()[0]
-        lengths = document_lengths(texts.text, texts.max_length)
-        passes = 1 + MIN_BATCHES * shape.tokens // max(1, int(lengths[documents].sum()))
-        self.order = np.concatenate([rng.permutation(documents) for _ in range(passes)])
-        self._bounds = batch_bounds(lengths[self.order], shape)
+        rng = np.random.default_rng(key)
+        self.order = rng.permutation(documents)
+        self._batches = best_fit(lengths[self.order], shape)
+        rng.shuffle(self._batches)  # the last ones are not full
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
+        return len(self._batches)
 
     def batch(self, number: int, progress: float) -> ClassificationBatch:
         """Make a batch of documents, each in one of its readings."""
         del progress
         rng = np.random.default_rng((*self.key, 1 + number))  # numpy ignores zeros at the end
         examples = []
-        for document in self.order[slice(*self._bounds[number : number + 2])].tolist():
+        for document in self.order[self._batches[number]].tolist():
             readings = self.texts.readings(document)
             examples.append(self.texts.example(document, as_pair=readings[int(rng.integers(len(readings)))]))
         return collate_classification(examples, self.shape)
@@ -249,22 +248,27 @@ class LabelledStream:
 
     def __post_init__(self) -> None:
         self._with_unlabelled = self.teacher_weight is not None  # without a teacher, they have no target
-        self.documents, self.tokens = epoch_size(
+        self.documents, tokens = epoch_size(
             self.text, self.max_length, self.left_out, with_unlabelled=self._with_unlabelled
         )
-        """Documents and tokens of one epoch."""
-        sequences = int(2 * self.texts_per_batch) + 8
+        """Documents of one epoch."""
+        sequences = int(2 * self.micro_batch_tokens * self.documents / tokens) + 8
         self.shape = BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
+        self.tokens = self.micro_batch_tokens * sum(map(len, self._epoch(0)))
+        """Tokens of the batches of one epoch, padding included."""
 
     @property
     def texts_per_batch(self) -> float:
-        """Mean number of texts in a full micro-batch."""
+        """Mean number of texts in a micro-batch."""
         return self.micro_batch_tokens * self.documents / self.tokens
 
     def windows(self) -> Iterator[LabelledWindow]:
         """The windows of one pass over the texts after another."""
-        for epoch in itertools.count():
-            for number, window in enumerate(self.text.windows(self.seed, epoch)):
-                texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)
-                kept = _kept(window, self.left_out, self._with_unlabelled)
-                yield LabelledWindow(texts, kept, self.shape, (self.seed, epoch, number))
+        return itertools.chain.from_iterable(map(self._epoch, itertools.count()))
+
+    def _epoch(self, epoch: int) -> Iterator[LabelledWindow]:
+        for number, window in enumerate(self.text.windows(self.seed, epoch)):
+            texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)
+            kept = _kept(window, self.left_out, self._with_unlabelled).nonzero()[0]
+            lengths = document_lengths(window, self.max_length)
+            yield LabelledWindow(texts, kept, lengths, self.shape, (self.seed, epoch, number))

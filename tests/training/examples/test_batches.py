@@ -12,6 +12,7 @@ from training.examples.batches import (
     BatchShape,
     LabelledExample,
     PretrainingBatch,
+    best_fit,
     collate_classification,
     collate_pretraining,
 )
@@ -145,3 +146,33 @@ def test_batch_moved_to_a_device_is_the_same(tokenizer: Tokenizer) -> None:
     assert moved.packed.lengths == batch.packed.lengths
     for name in ("cls_rows", "masked_rows", "masked_ids", "next_labels"):
         assert torch.equal(getattr(moved, name), getattr(batch, name))
+
+
+# --- the texts of each batch
+
+RNG = np.random.default_rng(0)
+LENGTHS = {
+    "reviews": np.minimum(256, np.exp(RNG.normal(5.4, 0.65, 5000))).astype(int),
+    "mixed": RNG.integers(5, 257, 5000),
+    "topics": RNG.integers(8, 31, 5000),
+    "short or long": np.where(RNG.random(5000) < 0.5, 10, 256),
+}
+"""Tokens of shuffled texts."""
+
+
+@pytest.mark.parametrize("tokens", [512, 2048])
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_best_fit_leaves_less_than_four_percent_of_a_batch_empty(kind: str, tokens: int) -> None:
+    lengths = LENGTHS[kind]
+    shape = BatchShape(tokens, int(2 * tokens / lengths.mean()) + 8)
+    batches = best_fit(lengths, shape)
+    assert sorted(text for batch in batches for text in batch) == list(range(len(lengths)))
+    assert max(lengths[batch].sum() for batch in batches) <= tokens
+    assert max(map(len, batches)) < shape.sequences
+    assert 1 - lengths.sum() / tokens / len(batches) < 0.04
+
+
+def test_best_fit_takes_the_batch_with_the_least_room() -> None:
+    assert best_fit(np.array([6, 7, 3, 4, 10, 2]), BatchShape(10, sequences=4)) == [[0, 3], [1, 2], [4], [5]]
+    assert best_fit(np.ones(5, int), BatchShape(10, sequences=3)) == [[0, 1], [2, 3], [4]]
+    assert best_fit(np.array([], int), BatchShape(10, sequences=3)) == []

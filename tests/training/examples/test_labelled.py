@@ -23,6 +23,7 @@ from training.examples.loader import MicroBatches
 from training.examples.masking import Vocabulary, mask
 from training.examples.pairs import PairKind, Pairs
 from training.recipe import Recipe
+from training.runtime.distributed import DistContext
 from training.sources.documents import Document
 
 
@@ -129,10 +130,15 @@ def test_batches_of_chosen_texts_have_at_most_a_number_of_tokens(tokenizer: Toke
     assert [documents for documents, _ in found] == [[9], [2, 1]], "of 12, 5 and 4 tokens"
 
 
-def test_document_lengths_bound_one_pass(tokenizer: Tokenizer) -> None:
-    texts = labelled(tokenizer, *(("good " * n, "film " * (90 - n)) for n in range(1, 90)), read="pair")
-    lengths = [len(texts.example(i, as_pair=True)) for i in range(len(texts))]
-    assert document_lengths(texts.text, texts.max_length).tolist() == lengths
+@pytest.mark.parametrize("read", ["text", "pair"])
+def test_document_lengths_are_those_of_the_examples(tmp_path: Path, tokenizer: Tokenizer, read: str) -> None:
+    rows = [{"title": "good " * n, "text": "film " * (90 - n), "label": n % 2} for n in range(1, 90)]
+    rows += [{"title": "good", "text": "film " * n, "label": n % 2} for n in range(1, 90)]
+    made = stream(tmp_path, tokenizer, rows, text=("title", "text"), read=read)
+    window = made.text.window()
+    texts = labelled_window(window, tokenizer, 2, 64)
+    lengths = [len(texts.example(i, as_pair=read == "pair")) for i in range(len(texts))]
+    assert document_lengths(window, 64).tolist() == lengths
 
 
 def test_labelled_window_is_truncated_to_the_positions_of_a_network(
@@ -170,7 +176,7 @@ def test_labelled_window_mixes_the_teacher_with_the_true_label(tmp_path: Path, t
 def rows_of_lengths(count: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 60, count)
-    return [{"title": "good", "text": "film " * int(n), "label": i % 2} for i, n in enumerate(lengths)]
+    return [{"title": "good", "text": "film " * int(n) + str(i), "label": i % 2} for i, n in enumerate(lengths)]
 
 
 def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
@@ -188,7 +194,7 @@ def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
         lengths = batch.packed.lengths
         assert lengths is not None
         texts = int((batch.targets.sum(1) > 0).sum())
-        assert texts in (len(lengths), len(lengths) - 1)
+        assert len(lengths) - texts == -(-(512 - sum(lengths[:texts])) // 64), "dummy sequences"
         assert batch.targets[texts:].isnan().all()
         real += sum(lengths[:texts])
     assert real > 0.9 * sum(batch.tokens for batch in batches), "512 tokens, texts of up to 62"
@@ -205,13 +211,34 @@ def lengths_of(made: LabelledStream, batches: int) -> list[int]:
 
 def test_stream_sees_every_text_once_in_a_pass(tmp_path: Path, tokenizer: Tokenizer) -> None:
     made = stream(tmp_path, tokenizer, [{"text": "good " * n, "label": n % 2} for n in range(1, 60)])
-    window, again = next(made.windows()), next(made.windows())
-    passes = window.order.reshape(-1, 59)
-    assert len(passes) > 4, "few texts are read several times in a window, so that few batches are filled in part"
-    assert (np.sort(passes) == np.arange(59)).all()
-    assert (passes[0] != passes[1]).any()
-    assert (again.order == window.order).all()
-    assert sorted(lengths_of(made, len(window))) == sorted([n + 2 for n in range(1, 60)] * len(passes))
+    first, second = islice(made.windows(), 2)
+    expected = [n + 2 for n in range(1, 60)]
+    assert sorted(lengths_of(made, len(first))) == expected
+    assert sorted(lengths_of(made, len(first) + len(second))) == sorted(2 * expected)
+    assert (first.order != second.order).any()
+    assert (next(made.windows()).order == first.order).all()
+
+
+def test_stream_counts_the_batches_of_a_pass(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    made = stream(tmp_path, tokenizer, rows_of_lengths(300))
+    batches = made.tokens // made.micro_batch_tokens
+    assert batches == len(next(made.windows()))
+    assert len(lengths_of(made, batches)) == made.documents
+    assert len(lengths_of(made, 3 * batches)) == pytest.approx(3 * made.documents, rel=0.02)
+    assert made.texts_per_batch == made.documents / batches
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_stream_batches_are_those_of_one_process_and_of_a_resume(
+    tmp_path: Path, tokenizer: Tokenizer, world_size: int
+) -> None:
+    made = stream(tmp_path, tokenizer, rows_of_lengths(100))
+    alone = list(islice(MicroBatches(made, 100), 24))
+    assert len(next(made.windows())) < 10, "several passes"
+    for first in (0, 7):
+        ranks = [iter(MicroBatches(made, 100, first, DistContext(rank, world_size))) for rank in range(world_size)]
+        for number, batch in enumerate(alone[first:]):
+            assert torch.equal(next(ranks[number % world_size]).data, batch.data)
 
 
 def test_stream_of_both_readings_gives_both_over_passes(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -224,15 +251,6 @@ def test_stream_of_both_readings_gives_both_over_passes(tmp_path: Path, tokenize
         texts, pairs = texts + count, pairs + sum(bool(each.any()) for each in types[:count])
     assert texts > 300
     assert pairs == pytest.approx(texts / 2, rel=0.15)
-
-
-def test_stream_counts_tokens_of_a_pass(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    made = stream(tmp_path, tokenizer, rows_of_lengths(100))
-    window = next(made.windows())
-    lengths = lengths_of(made, len(window))
-    passes = len(window.order) / made.documents
-    assert made.tokens == pytest.approx(sum(lengths) / passes, rel=0.1)
-    assert made.texts_per_batch == pytest.approx(512 * len(lengths) / sum(lengths), rel=0.1)
 
 
 def test_stream_targets_are_those_of_the_texts(tmp_path: Path, tokenizer: Tokenizer) -> None:

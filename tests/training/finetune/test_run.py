@@ -8,13 +8,14 @@ import random
 import re
 import shutil
 import signal
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from model import BertForPreTraining, BertForSequenceClassification, load_checkpoint
+from model import BertForPreTraining, BertForSequenceClassification, Tokenizer, load_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.commands import finish, occupied, start, until
 from tests.training.conftest import MakeRecipe
@@ -24,6 +25,7 @@ from tests.training.texts import BLAME, PRAISE, sentence, squeezed
 from training.command import main
 from training.corpus.reader import PreparedText
 from training.errors import RunError
+from training.examples.labelled import LabelledStream
 from training.finetune.run import BUDGET_SHARE, EVALUATIONS, _kept_plan, check_start
 from training.finetune.task import classifier_from
 from training.loop.log import RunLog
@@ -207,7 +209,7 @@ def test_finetune_killed_ends_with_the_same_weights(
     recipe = save_new_network(make_recipe("finetune.seeds=[1, 2]"))
     with one_cpu():
         process = start(*command(recipe, recipe_file, "finetune.seeds=[1, 2]", "checkpoint_minutes=1e-9"))
-    until(process, " 71%, ")
+    until(process, " 68%, ")
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
     assert not (recipe.folder / "sentiment").exists()
@@ -314,6 +316,18 @@ def test_finetune_with_another_setting_or_network_is_another_result(
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(seed_folder(recipe) / "model").items())
     assert made(recipe, "finetune")
     assert (recipe.folder / "sentiment").resolve() == seed_folder(recipe) / "model"
+
+
+def test_finetune_reads_texts_as_often_as_epochs_say(finished: Recipe) -> None:
+    resolved = read_resolved(seed_folder(finished))
+    assert resolved is not None
+    config, tokenizer = resolved.finetune, Tokenizer.load(finished.folder / "tokenizer")
+    text = PreparedText.open(Pipeline(finished).labelled.folder / "train")
+    stream = LabelledStream(text, tokenizer, 2, config.max_length, None, 1, resolved.micro_tokens(config))
+    passes = [len(window) for window in islice(stream.windows(), round(config.epochs or 0))]
+    steps = list(RunLog(seed_folder(finished) / "log.jsonl"))[-1]["step"]
+    assert len(passes) == config.epochs == 2
+    assert steps == sum(passes) * stream.micro_batch_tokens / (config.batch_tokens or 0)
 
 
 def test_finetune_reads_texts_less_often_for_a_budget_in_minutes(
