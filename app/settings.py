@@ -65,7 +65,7 @@ def _as_keys(value: object) -> object:
     """The keys in a text, between commas or line ends. Raises ValueError for other text, with its number but without
     the text."""
     parts: Any = _split(value)
-    for number, key in enumerate(parts, 1) if isinstance(value, str) else ():
+    for number, key in enumerate(parts if isinstance(value, str) else (), 1):
         if (found := re.search(r"^[#\"']|\s|[\"']$", key)) or not key.isprintable():
             what = {"#": "is a comment", "": "has a character that cannot be seen"}
             what |= dict.fromkeys("\"'", "begins or ends with a quotation mark")  # a shell drops it, Docker does not

@@ -1,7 +1,7 @@
 """CPU time of pretraining batches: `python -m benchmarks.loader`; `--beside FOLDER` alternates with another checkout.
 
 One process makes the batches of one pass over prepared text, collation included, on one core. Tokens are those of
-examples, without padding. CPU time hardly depends on the machine's other work.
+examples, without padding. Figures of two runs do not compare: other work on the machine slows the memory.
 """
 
 from __future__ import annotations

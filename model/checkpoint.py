@@ -86,7 +86,7 @@ class Checkpoint:
 
         Raises:
             TextError: a text has no tokens or a lone surrogate, or a pair is for a model that takes none.
-            ValueError: there are no texts.
+            ValueError: `texts` is empty.
         """
         config, tokenizer = self.config, self.tokenizer
         halves = [(text,) if isinstance(text, str) else text for text in texts]
@@ -105,7 +105,7 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
     Args:
         directory: a Hugging Face directory of a `BertForPreTraining`, `BertForMaskedLM` or
             `BertForSequenceClassification`.
-        dtype: precision of the weights, whatever the file has.
+        dtype: precision of the loaded weights; the file may have another.
 
     Raises:
         CheckpointError: a file is missing, invalid or unsupported; the message names it.

@@ -67,7 +67,7 @@ class BertConfig:
     """Standard deviation of new weights."""
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 0
-    """Read and written for `transformers`. There is no padding here."""
+    """`transformers` reads it in `config.json`. Packed batches have no padding."""
     classifier_dropout: float | None = None
     """Dropout before a classifier's last layer; None: `hidden_dropout_prob`."""
     tie_word_embeddings: bool = True

@@ -74,7 +74,7 @@ class TextTooLongError(TextError):
         included = " (special tokens included)" if unit == "tokens" else ""
         super().__init__(
             f"the input has {'at least ' * at_least}{length} {unit}, the model takes at most {limit}{included}; "
-            f"shorten it or set truncate to true"
+            "shorten it or set truncate to true"
         )
         self.length, self.limit = length, limit
 
