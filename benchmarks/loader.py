@@ -28,6 +28,7 @@ from training.examples.loader import MicroBatches
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.recipe import ExamplesConfig, Recipe
+from training.runtime.files import DONE, write_json
 
 ROOT = Path(__file__).parent.parent
 TOKENIZER = ROOT / "model" / "weights" / "pretrained"
@@ -47,8 +48,9 @@ def prepared(text: Path | None, sentences: int, folder: Path) -> Path:
     recipe = Recipe.model_validate(
         {"name": "loader", "corpus": {"sources": [{"path": str(text.resolve())}], "heldout_fraction": 0}}
     )
-    prepare(recipe, Tokenizer.load(TOKENIZER), folder / "corpus")
-    return folder / "corpus" / "train"
+    made = prepare(recipe, Tokenizer.load(TOKENIZER), folder / "corpus")
+    write_json(folder / "corpus" / DONE, made)
+    return folder / "corpus"
 
 
 def measure(corpus: Path, tokens: int) -> dict[str, float]:

@@ -4,12 +4,11 @@
     tokenizer
     corpus       tokenizer
     pretrain     tokenizer, corpus
-    texts
-    labelled     texts, tokenizer
+    labelled     tokenizer
     teacher      labelled, pretrain                 one for each fold
     soft_labels  labelled, teachers
     finetune     labelled, soft_labels, pretrain    one for each seed
-    baseline     texts
+    baseline     labelled
     heldout      tokenizer                          for `evaluate --weights`
 
 The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the stage's settings and of the stages that
@@ -23,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -39,11 +39,11 @@ from training.corpus.fingerprint import (
     source_settings,
     tokenizer_hash,
 )
+from training.corpus.parts import Part
 from training.corpus.prepare import corpus_settings, prepare, prepare_labelled, text_settings
 from training.corpus.reader import FORMAT, PreparedText
-from training.corpus.texts import write_texts
 from training.corpus.tokenizer import make_tokenizer
-from training.errors import RunError
+from training.errors import MissingTextError, RunError
 from training.examples.labelled import Fold
 from training.finetune.distill import load_teachers, write_soft_labels
 from training.finetune.plan import PlanPolicy
@@ -57,7 +57,7 @@ from training.recipe import SINGLE_LABEL, Recipe, SourceConfig, source_name
 from training.runtime.distributed import DistContext
 
 _IN_TEXTS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction"}
-"""Keys of `[finetune]` that the stage `texts` depends on."""
+"""Keys of `[finetune]` that the stage `labelled` depends on."""
 
 logger = logging.getLogger(__name__)
 
@@ -112,55 +112,59 @@ class Pipeline:
         return self._stage("heldout", "evaluate", settings, make, shown=self._corpus_names())
 
     @cached_property
-    def texts(self) -> Stage:
-        """The labelled text, and the text that teachers label."""
-        return self.texts_of(self.ordered)
+    def labelled(self) -> Stage:
+        """The labelled text, and the text that teachers label: its token ids, and the part of each."""
+        recipe, tokenizer = self.ordered, self.start.tokenizer if self.start else None
+        return self._labelled(recipe, tokenizer, bag=_needs_bag(recipe), links={"labelled": ""})
 
-    def texts_of(self, recipe: Recipe) -> Stage:
-        """The labelled text with the labels in the order of a recipe."""
-        sources = (*recipe.finetune.train, *recipe.finetune.test, *(recipe.distill.sources if recipe.distill else ()))
-        settings = text_settings(recipe) | {"files": self._files(sources), "format": FORMAT}
-        shown = {"names": _names(sources), "reported": source_settings(recipe.finetune.test)}
-        return self._stage("texts", "prepare", settings, _always(partial(write_texts, recipe)), shown=shown)
+    def labelled_for(self, tokenizer: Tokenizer) -> Stage:
+        """The labelled text for another classifier: the run's own, or in its vocabulary if that is not there."""
+        with suppress(MissingTextError, RunError):  # what only a training needs may be missing
+            if self.labelled.record is not None:
+                return self.labelled
+        return self._labelled(self.recipe, tokenizer)
+
+    def _labelled(self, recipe: Recipe, tokenizer: Tokenizer | None, bag: str = "", **more: Any) -> Stage:
+        """The labelled text with the labels in the order of a recipe.
+
+        Args:
+            tokenizer: None for that of the run.
+            bag: see `_needs_bag`.
+        """
+        config, unlabelled = recipe.finetune, recipe.distill.sources if recipe.distill else ()
+        sources = (*config.train, *config.test, *unlabelled)
+        settings = text_settings(recipe) | {"files": self._files(sources), "format": FORMAT, "bag": bag}
+        if tokenizer is not None:
+            settings["tokenizer"] = tokenizer_hash(tokenizer)
+
+        def make(folder: Path) -> Made:
+            made = prepare_labelled(recipe, tokenizer or Tokenizer.load(self.tokenizer.folder), folder)
+            text = PreparedText(folder, made)
+            is_small = (text.column("parts") == Part.TRAIN).sum() <= PlanPolicy().max_bag_texts
+            if bag == "always" or (bag == "few" and is_small):
+                from training.finetune.bag_teacher import label_out_of_fold
+
+                label_out_of_fold(text, problem_of(SINGLE_LABEL, config.label_names))
+            return made
+
+        needs = () if tokenizer else (self.tokenizer,)
+        shown = {"names": _names(sources), "reported": source_settings(config.test)}
+        return self._stage("labelled", "prepare", settings, _always(make), needs=needs, shown=shown, **more)
 
     @cached_property
     def baseline(self) -> Stage:
         """Scores of a bag of words for the test texts."""
-        return self.baseline_of(self.ordered)
+        return self.baseline_of(self.labelled)
 
-    def baseline_of(self, recipe: Recipe) -> Stage:
-        """The bag of words with the labels in the order of a recipe."""
-        texts, problem = self.texts_of(recipe), problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
+    def baseline_of(self, labelled: Stage) -> Stage:
+        """The bag of words on labelled text."""
 
         def make(folder: Path) -> None:
             from training.evaluate.baselines import write_baseline  # a machine with a GPU may lack scikit-learn
 
-            write_baseline(problem, texts.folder, folder)
+            write_baseline(self.recipe.finetune, PreparedText.open(labelled.folder), folder)
 
-        return self._stage("baseline", "evaluate", {}, _always(make), needs=(texts,), shown=texts.shown)
-
-    @cached_property
-    def labelled(self) -> Stage:
-        """The token ids of the labelled text, and of the text that teachers label."""
-        recipe, texts = self.ordered, self.texts
-        bag = _needs_bag(recipe)
-        settings = {"bag": bag, "format": FORMAT}
-
-        def make(folder: Path) -> None:
-            prepare_labelled(recipe, self._finetune_tokenizer, texts.folder, folder)
-            is_small = PreparedText.open(folder / "train").documents <= PlanPolicy().max_bag_texts
-            if bag == "always" or (bag == "few" and is_small):
-                from training.finetune.bag_teacher import label_out_of_fold
-
-                label_out_of_fold(folder / "train", problem_of(SINGLE_LABEL, recipe.finetune.label_names))
-
-        shown = {"names": _names((*recipe.finetune.train, *(recipe.distill.sources if recipe.distill else ())))}
-        needs: tuple[Stage, ...] = (texts, self.tokenizer)
-        if self.start is not None:
-            needs, settings["tokenizer"] = (texts,), tokenizer_hash(self.start.tokenizer)
-        return self._stage(
-            "labelled", "prepare", settings, _always(make), needs=needs, shown=shown, links={"labelled": ""}
-        )
+        return self._stage("baseline", "evaluate", {}, _always(make), needs=(labelled,), shown=labelled.shown)
 
     # --- networks --------------------------------------------------------------------------------------------------
 
@@ -221,7 +225,7 @@ class Pipeline:
 
         def make(folder: Path) -> None:
             teachers = load_teachers(folders, self.ordered.finetune, self._finetune_tokenizer)
-            write_soft_labels(self.ordered, teachers, self.labelled.folder / "train", folder)
+            write_soft_labels(self.ordered, teachers, self.labelled.folder, folder)
 
         needs = (self.labelled, *self.teachers)
         return self._stage("soft_labels", "distill", settings, _always(make), needs=needs, links={"soft_labels": ""})
@@ -324,8 +328,7 @@ class Pipeline:
         if command == "tokenizer":
             return [self.tokenizer]
         if command == "prepare":  # labelled texts first: a wrong label is found before the large text is prepared
-            labelled = [self.texts, self.labelled] if self.has_labels else []
-            return [*labelled, *([self.corpus] if self.pretrains else [])]
+            return [*([self.labelled] if self.has_labels else []), *([self.corpus] if self.pretrains else [])]
         if command == "pretrain":
             return [self.pretrain]
         if command == "distill":
@@ -334,16 +337,12 @@ class Pipeline:
                     "the recipe has no [distill]: name a classifier, distill.teacher=runs/big/sentiment, "
                     "or learn from this run's own teachers, distill.weight=0.5"
                 )
-            return [*self._labelled_text(), *self.teachers, self.soft_labels]
+            return [self.labelled, *self.teachers, self.soft_labels]
         if command == "evaluate":
             return [self.baseline] if self.has_labels else []
         if not self.has_labels:
             raise RunError("finetune.train has no source to train a classifier on")
-        return [*self._labelled_text(), *self.seeds.values()]
-
-    def _labelled_text(self) -> list[Stage]:
-        """The stages of the labelled text that a training needs: where its token ids are, the text may be missing."""
-        return [self.labelled] if self.labelled.record is not None else [self.texts, self.labelled]
+        return [self.labelled, *self.seeds.values()]
 
     def commands(self) -> list[str]:
         """The commands of `all`, in order."""
@@ -435,14 +434,9 @@ def _with_real_paths(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _always(make: Callable[[Path], object]) -> Callable[[Path, DistContext], Made]:
+def _always(make: Callable[[Path], Made]) -> Callable[[Path, DistContext], Made]:
     """A function of a stage that does not stop on signals."""
-
-    def made(folder: Path, _dist: DistContext) -> Made:
-        make(folder)
-        return {}
-
-    return made
+    return lambda folder, _dist: make(folder) or {}
 
 
 def _names(sources: Sequence[SourceConfig]) -> list[str]:

@@ -50,11 +50,11 @@ def test_shard_of_a_worker_that_dies_is_made_again(
 
     make, victim = engine.make_in_worker, tmp_path / "died"
 
-    def die_once(tokenizer: str, corpus: Path, shard_input: Any) -> Any:
+    def die_once(tokenizer: str, store: Path, shard_input: Any) -> Any:
         if shard_input.number == 5 and not victim.exists():
             victim.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return make(tokenizer, corpus, shard_input)
+        return make(tokenizer, store, shard_input)
 
     monkeypatch.setattr(engine, "make_in_worker", die_once)
     made = prepared(texts, cluster.address, monkeypatch)
@@ -68,6 +68,6 @@ def test_folder_that_another_node_does_not_share_is_an_error(
     from training.corpus.engines import ray as engine
 
     make, elsewhere = engine.make_in_worker, tmp_path / "elsewhere"
-    monkeypatch.setattr(engine, "make_in_worker", lambda encoder, corpus, text: make(encoder, elsewhere, text))
+    monkeypatch.setattr(engine, "make_in_worker", lambda encoder, store, text: make(encoder, elsewhere, text))
     with pytest.raises(CorpusError, match="another folder on some node of the Ray cluster: share it"):
         prepared(texts, cluster.address, monkeypatch)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from model.checkpoint import Model, save_checkpoint
 from model.tokenizer import Tokenizer
 from training.command import COMMANDS
-from training.loop.stage import DONE, Stage, link
+from training.loop.stage import Stage, link
 from training.pretrain.run import new_model
 from training.recipe import Recipe
-from training.runtime.files import write_json
+from training.runtime.files import DONE, write_json
 from training.stages import Pipeline
 
 

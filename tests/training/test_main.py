@@ -364,7 +364,7 @@ def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
     assert main(["prepare", str(recipe_file), *places]) == 0
     corpus = rf"\d+ documents with [\d,]+ tokens in {tmp_path}/tiny/stages/corpus-\w+, unigram entropy \d.\d\d nats"
     assert any(re.fullmatch(corpus, message) for message in caplog.messages)
-    assert (tmp_path / "tiny" / "labelled" / "train" / "manifest.json").is_file()
+    assert (tmp_path / "tiny" / "labelled" / "parts.npy").is_file()
     assert caplog.messages[-1] == f"next: bert-train pretrain {arguments}"
 
 

@@ -18,11 +18,12 @@ from tests.training.texts import squeezed, story
 from training.command import main
 from training.errors import MissingTextError, RunError
 from training.finetune.selection import SeedResult
-from training.loop.stage import DONE, LINKS
+from training.loop.stage import LINKS
 from training.recipe import Recipe, load_recipe
+from training.runtime.files import DONE
 from training.stages import Pipeline
 
-STAGES = {"tokenizer", "corpus", "labelled", "pretrain", "finetune"}
+STAGES = {"tokenizer", "corpus", "labelled", "pretrain", "finetune", "baseline"}
 
 
 @pytest.fixture
@@ -83,8 +84,8 @@ def test_pipeline_keys_do_not_depend_on_the_folder_of_runs_or_on_where_and_when_
         ("model.hidden_size=32", {"pretrain", "finetune"}),
         ("half_residual=true", {"pretrain", "finetune"}),
         ("seed=2", {"pretrain", "finetune"}),
-        ("finetune.dev_fraction=0.3", {"texts", "baseline", "labelled", "finetune"}),
-        ('finetune.labels={"1"="POSITIVE","0"="NEGATIVE"}', {"texts", "baseline", "labelled", "finetune"}),
+        ("finetune.dev_fraction=0.3", {"baseline", "labelled", "finetune"}),
+        ('finetune.labels={"1"="POSITIVE","0"="NEGATIVE"}', {"baseline", "labelled", "finetune"}),
         ("finetune.epochs=3", {"finetune"}),
         ("finetune.seeds=[1]", set()),
         ("finetune.seeds=[2]", {"finetune"}),
@@ -103,12 +104,12 @@ def test_pipeline_keys_depend_on_the_settings_of_a_stage_and_of_those_before_it(
         ('corpus.sources=[{path="a.txt"}]', 'corpus.sources=[{name="b",path="a.txt"}]', {"corpus"}),
         ('corpus.sources=[{path="a.txt"}]', 'corpus.sources=[{path="a.txt",by="city",balance=2}]', set()),
         ('corpus.heldout=[{path="a.txt"}]', 'corpus.heldout=[{name="b",path="a.txt"}]', {"corpus"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{name="b",A}]', {"texts", "baseline"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{by="city",A}]', {"texts", "baseline"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{read="text",A}]', {"texts", "baseline"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{group="film",A}]', {"texts", "baseline", "labelled", "finetune"}),
-        ("finetune.train=[{A}]", 'finetune.train=[{name="b",A}]', {"texts", "baseline", "labelled"}),
-        ("finetune.train=[{A}]", 'finetune.train=[{by="city",A}]', {"texts", "baseline", "labelled", "finetune"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{name="b",A}]', {"baseline", "labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{by="city",A}]', {"baseline", "labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{read="text",A}]', {"baseline", "labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{group="film",A}]', {"baseline", "labelled", "finetune"}),
+        ("finetune.train=[{A}]", 'finetune.train=[{name="b",A}]', {"baseline", "labelled"}),
+        ("finetune.train=[{A}]", 'finetune.train=[{by="city",A}]', {"baseline", "labelled", "finetune"}),
     ],
 )
 @pytest.mark.parametrize("from_network", [False, True])
@@ -140,8 +141,8 @@ def test_pipeline_corpus_depends_on_the_split_of_labelled_texts_if_a_network_is_
     ("name", "names"),
     [
         ("stories.txt", STAGES),
-        ("reviews.jsonl", {"texts", "baseline", "labelled", "finetune"}),
-        ("test.jsonl", {"texts", "baseline", "labelled", "finetune"}),
+        ("reviews.jsonl", {"baseline", "labelled", "finetune"}),
+        ("test.jsonl", {"baseline", "labelled", "finetune"}),
     ],
 )
 def test_pipeline_keys_depend_on_the_contents_of_files(recipe: Recipe, name: str, names: set[str]) -> None:
@@ -241,7 +242,7 @@ def test_pipeline_of_a_changed_file_keeps_the_earlier_result(make_recipe: MakeRe
 def test_pipeline_makes_a_damaged_corpus_again(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("finetune.train=[]")
     corpus = Pipeline(recipe).corpus
-    file = next(corpus.folder.glob("train/*/tokens.npy"))
+    file = next(corpus.folder.glob("*/tokens.npy"))
     content = file.read_bytes()
     file.write_bytes(content[:-2])
     with pytest.raises(RunError, match="has no corpus of these settings; run prepare first"):
@@ -259,8 +260,6 @@ def test_pipeline_without_its_text_uses_what_was_made_from_it(recipe: Recipe, ca
     assert "stories.txt" in caplog.text
     assert "what was prepared from it is used" in caplog.text
     assert made(recipe, "prepare")
-    shutil.rmtree(Pipeline(recipe).texts.folder)
-    assert [stage.name for stage in Pipeline(recipe).of("finetune")] == ["labelled", "finetune"]
     with pytest.raises(MissingTextError, match=r"other\.txt"):
         keys(recipe, 'corpus.sources=[{path="other.txt"}]')
 
@@ -326,7 +325,6 @@ def test_list_names_what_is_done_begun_missing_and_unneeded(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [[line[0], *line[3:]] for line in lines] == [
         ["done", str(pipeline.tokenizer.folder)],
-        ["missing", str(pipeline.texts.folder)],
         ["missing", str(pipeline.labelled.folder)],
         ["done", str(pipeline.corpus.folder)],
         ["begun", str(pipeline.pretrain.folder)],

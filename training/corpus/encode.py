@@ -29,27 +29,39 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedShard:
-    """Documents end to end."""
+class TextCounts:
+    """Counts of an encoded text."""
 
-    tokens: NDArray[np.unsignedinteger]
-    """(tokens,) uint16 or uint32."""
-    sentence_starts: NDArray[np.int32]
-    """(sentences + 1,) start of each sentence in `tokens`. In labelled text a sentence is a text column."""
-    document_starts: NDArray[np.int32]
-    """(documents + 1,) start of each document in `sentence_starts`."""
-    labels: NDArray[Any] | None = None
-    """Column of the labels, see `label_column`; None for pretraining text."""
-    unknown_sentences: int = 0
+    documents: int
+    sentences: int
+    tokens: int
+    unknown_sentences: int
     """Sentences that are mostly [UNK]: dropped from pretraining text, kept in labelled text."""
-    cut_sentences: int = 0
+    cut_sentences: int
     """Sentences cut because they are too long."""
-    letters: int = 0
+    letters: int
     """Characters of the text other than spaces."""
-    lost_letters: int = 0
+    lost_letters: int
     """Letters of words that become [UNK] and of sentences that are dropped."""
-    long_word_letters: int = 0
+    long_word_letters: int
     """Letters of words that become [UNK] because they have more than `MAX_WORD` characters."""
+
+
+@dataclass(slots=True)
+class EncodedShard:
+    """Documents end to end. Implements `training.examples.pairs.Text`."""
+
+    ids: NDArray[np.unsignedinteger]
+    """(tokens,) uint16 or uint32."""
+    sentence_starts: NDArray[np.int64]
+    """(sentences + 1,) start of each sentence in `ids`. In labelled text a sentence is a text column."""
+    document_starts: NDArray[np.int64]
+    """(documents + 1,) start of each document in `sentence_starts`."""
+    counts: TextCounts
+
+    def tokens(self, first: int, last: int) -> NDArray[np.unsignedinteger]:
+        """Ids of the tokens `first <= i < last`."""
+        return self.ids[first:last]
 
 
 class ShardEncoder:
@@ -72,7 +84,7 @@ class ShardEncoder:
 
         unknown_tokens = self._unknown_tokens(tokens, lengths)
         unknown = unknown_tokens > MAX_UNKNOWN * lengths
-        letters, lost, long_words = self._letters(every_sentence, unknown_tokens, dropped=unknown)
+        letters = self._letters(every_sentence, unknown_tokens, dropped=unknown)
         kept = (lengths > 0) & ~unknown
         tokens, lengths, document = tokens[np.repeat(kept, lengths)], lengths[kept], document[kept]
 
@@ -83,35 +95,17 @@ class ShardEncoder:
         document = np.repeat(document, [len(lengths_of_parts) for lengths_of_parts in parts])
         lengths = np.array(list(itertools.chain.from_iterable(parts)), np.int64)
         per_document = np.bincount(document)
-        return EncodedShard(
-            tokens,
-            _starts(lengths),
-            _starts(per_document[per_document > 0]),
-            unknown_sentences=int(unknown.sum()),
-            cut_sentences=len(cut),
-            letters=letters,
-            lost_letters=lost,
-            long_word_letters=long_words,
-        )
+        return _encoded(tokens, lengths, per_document[per_document > 0], unknown.sum(), len(cut), letters)
 
-    def encode_labelled(self, documents: Sequence[Document], labels: Sequence[Target]) -> EncodedShard:
+    def encode_labelled(self, documents: Sequence[Document]) -> EncodedShard:
         """Encode labelled text: each text column is one sentence. Empty ones are included, so all documents are
         kept."""
         fields = [field for document in documents for field in document.fields]
         tokens, lengths = self._ids(fields)
         columns = np.array([len(document.fields) for document in documents], np.int64)
         unknown_tokens = self._unknown_tokens(tokens, lengths)
-        letters, lost, long_words = self._letters(fields, unknown_tokens, dropped=np.zeros(len(fields), np.bool_))
-        return EncodedShard(
-            tokens,
-            _starts(lengths),
-            _starts(columns),
-            label_column(labels),
-            unknown_sentences=int((unknown_tokens > MAX_UNKNOWN * lengths).sum()),
-            letters=letters,
-            lost_letters=lost,
-            long_word_letters=long_words,
-        )
+        letters = self._letters(fields, unknown_tokens, dropped=np.zeros(len(fields), np.bool_))
+        return _encoded(tokens, lengths, columns, (unknown_tokens > MAX_UNKNOWN * lengths).sum(), 0, letters)
 
     def _unknown_tokens(self, tokens: NDArray[np.unsignedinteger], lengths: Counts) -> Counts:
         """(sentences,) number of tokens that are [UNK]."""
@@ -121,7 +115,7 @@ class ShardEncoder:
     def _letters(
         self, sentences: Sequence[str], unknown_tokens: Counts, *, dropped: NDArray[np.bool_]
     ) -> tuple[int, int, int]:
-        """The counts `letters`, `lost_letters` and `long_word_letters` of `EncodedShard`."""
+        """The counts `letters`, `lost_letters` and `long_word_letters` of `TextCounts`."""
         lost = long_words = 0
         for i in np.flatnonzero(unknown_tokens).tolist():
             words = self._tokenizer.unknown_words(sentences[i])
@@ -137,6 +131,24 @@ class ShardEncoder:
             ids = [array(self.dtype.char, self._tokenizer.ids(each)).tobytes() for each in sentences]
         tokens = np.frombuffer(b"".join(ids), self.dtype)
         return tokens, np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize
+
+
+def _encoded(
+    tokens: NDArray[np.unsignedinteger],
+    lengths: Counts,
+    per_document: Counts,
+    unknown: int,
+    cut: int,
+    letters: tuple[int, int, int],
+) -> EncodedShard:
+    """An encoded shard.
+
+    Args:
+        lengths: (sentences,) tokens of each.
+        per_document: (documents,) sentences of each.
+    """
+    counts = TextCounts(len(per_document), len(lengths), len(tokens), int(unknown), cut, *letters)
+    return EncodedShard(tokens, _starts(lengths), _starts(per_document), counts)
 
 
 def label_column(labels: Sequence[Target]) -> NDArray[Any]:
@@ -179,6 +191,6 @@ def _letters(text: str) -> int:
     return len(text) - text.count(" ")  # ten times as fast as a split at all white space
 
 
-def _starts(lengths: Counts) -> NDArray[np.int32]:
+def _starts(lengths: Counts) -> Counts:
     """(n,) lengths to (n + 1,) offsets."""
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -1,11 +1,13 @@
 """`prepare`: sources to memory-mapped token ids.
 
     corpus/                   text to pretrain on          labelled/             text for the classifier
-        train/                                                 train/
-        heldout/<source>/                                      dev/<source>/
+        000000/                                                000000/
+        ...                                                    ...
+                                                               parts.npy         (documents,) uint8: `Part`
+        done.json                                              done.json
 
-Each of these folders holds shards (training.corpus.shards) and a `manifest.json` with counts. A shard appears only when
-it is complete, so the next run makes only the shards that an interrupted run is missing.
+The folders 000000, ... are shards (training.corpus.shards), in the order in which sources are read. `done.json`
+lists them. A shard appears only when it is complete, so the next run makes only those that an interrupted run lacks.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +26,17 @@ from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
 from model.tokenizer_dir import MAX_WORD
+from training.corpus.encode import TextCounts
 from training.corpus.engines.local import make_shards
 from training.corpus.fingerprint import source_settings, split_settings, tokenizer_hash
-from training.corpus.inputs import pretraining_inputs
-from training.corpus.reader import FORMAT, PreparedText, count_tokens
+from training.corpus.inputs import HELDOUT, labelled_inputs, pretraining_inputs
+from training.corpus.parts import TRAIN, Columns, Part, labelled_sources, split
+from training.corpus.reader import PreparedText
 from training.corpus.shards import Shard, ShardInput
-from training.corpus.texts import read_texts
 from training.errors import CorpusError
-from training.recipe import FinetuneConfig, Recipe, SourceConfig
-from training.runtime.files import reason, write_json
+from training.recipe import FinetuneConfig, Recipe, SourceConfig, source_name
+from training.runtime.files import reason
 from training.sources.files import size
-
-COUNTS = (
-    *("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences"),
-    *("letters", "lost_letters", "long_word_letters"),
-)
 
 FEW_HELDOUT_DOCUMENTS = 20
 """Number of held-out documents below which figures are mostly chance."""
@@ -50,11 +48,14 @@ Engine = Callable[[Iterator[ShardInput], Tokenizer, Path], MadeShards]
 """`make_shards` of a module in `training.corpus.engines`."""
 
 
-def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, *, heldout_only: bool = False) -> None:
+def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, *, heldout_only: bool = False) -> dict[str, Any]:
     """Write the token ids of the recipe's pretraining text into a folder, or continue to do so.
 
     Args:
         heldout_only: leave out the text to train on.
+
+    Returns:
+        What `PreparedText` needs, to record.
 
     Raises:
         SourceError: text cannot be read.
@@ -63,23 +64,43 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, *, heldout_only:
     sources = (*recipe.corpus.heldout, *recipe.corpus.sources)
     inputs = pretraining_inputs(recipe)
     if heldout_only:
-        inputs = (shard_input for shard_input in inputs if shard_input.part != "train")
-    parts = _prepare(recipe, tokenizer, folder, sources, inputs, _engine())
-    if "train" in parts:
-        text = PreparedText.open(folder / "train")
-        size = f"{text.documents:,} documents with {text.tokens:,} tokens"
-        logger.info(f"{size} in {folder}, unigram entropy {text.unigram_entropy:.2f} nats")
-    elif recipe.corpus.sources and not heldout_only:
+        inputs = (shard_input for shard_input in inputs if shard_input.use == HELDOUT)
+    made = _prepare(recipe, tokenizer, folder, sources, inputs, _engine(), is_labelled=False)
+    if heldout_only or not recipe.corpus.sources:
+        return made
+    text = PreparedText(folder, made, use=TRAIN)
+    if not text.tokens:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to train on")
+    counts = text.token_counts()
+    counts[tokenizer.unk_id] = 0  # masked only if a text has no other tokens
+    made["unigram_entropy"] = entropy(counts)
+    size = f"{text.documents:,} documents with {text.tokens:,} tokens"
+    logger.info(f"{size} in {folder}, unigram entropy {made['unigram_entropy']:.2f} nats")
+    return made
 
 
-def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, texts: Path, folder: Path) -> None:
-    """Write the token ids of the texts to train on and of dev into a folder, as `prepare` does.
+def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> dict[str, Any]:
+    """Write the recipe's labelled text, its token ids and the part of each text into a folder, as `prepare` does.
 
-    Args:
-        texts: folder that `write_texts` wrote.
+    Raises:
+        RunError: no text of some label is left to train on.
     """
-    _prepare(recipe, tokenizer, folder, (), read_texts(texts, "train", "dev"), make_shards)
+    config = recipe.finetune
+    sources = labelled_sources(config, recipe.distill.sources if recipe.distill else ())
+    inputs = labelled_inputs(recipe)
+    made = _prepare(recipe, tokenizer, folder, [source for _, source in sources], inputs, make_shards, is_labelled=True)
+    made["labels"] = config.label_names
+    text = PreparedText(folder, made)
+    names = [(use, source_name(source)) for use, source in sources]
+    numbers = [names.index((shard.use, shard.source)) for shard in text.shards]
+    of_documents = np.repeat(numbers, [shard.documents for shard in text.shards])
+    columns = Columns(of_documents, *(text.column(name) for name in Columns.__slots__[1:]))
+    parts = split(columns, text.column("changed"), sources, config, lambda row: text.read(np.array([row]))[0])
+    for number, (_, name) in enumerate(names):
+        counts = np.bincount(parts[of_documents == number], minlength=len(Part))
+        logger.info("%s: %s texts to train on, %s for dev, %s for test", name, *(f"{count:,}" for count in counts[1:]))
+    np.save(folder / "parts.npy", parts)
+    return made
 
 
 def text_settings(recipe: Recipe) -> dict[str, Any]:
@@ -113,15 +134,27 @@ def _prepare(
     sources: Sequence[SourceConfig],
     inputs: Iterator[ShardInput],
     engine: Engine,
-) -> list[str]:
-    """Make the shards of all parts. Returns the names of the parts."""
+    *,
+    is_labelled: bool,
+) -> dict[str, Any]:
+    """Make all shards. Returns what `PreparedText` needs."""
+    shards = []
     try:
-        total = size(sources, recipe.data) if sources else None
-        return _make(folder, tokenizer, engine(inputs, tokenizer, folder), total)
+        total, name = size(sources, recipe.data), folder.name.partition("-")[0]
+        with tqdm(desc=name, total=total, unit="B", unit_scale=True, disable=None) as bar:
+            for shard_input, shard in engine(inputs, tokenizer, folder):
+                shards.append(shard)
+                bar.update(shard_input.bytes_read - bar.n)
     except OSError as error:
         raise CorpusError(
             f"{folder}: {reason(error, recipe.folder)}. Remove the cause, then run the same command again: it continues"
         ) from error
+    _log_counts(shards, is_labelled=is_labelled)
+    return {
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "vocab_size": tokenizer.vocab_size,
+        "shards": [asdict(shard) for shard in shards],
+    }
 
 
 def _engine() -> Engine:
@@ -138,51 +171,19 @@ def _engine() -> Engine:
     return ray.make_shards
 
 
-def _make(folder: Path, tokenizer: Tokenizer, finished: MadeShards, total: int | None) -> list[str]:
-    made: dict[str, list[Shard]] = defaultdict(list)
-    with tqdm(desc=folder.name.partition("-")[0], total=total, unit="B", unit_scale=True, disable=None) as bar:
-        for shard_input, shard in finished:
-            made[shard_input.part].append(shard)
-            bar.update(shard_input.bytes_read - bar.n)
-    parts = []
-    for part, shards in sorted(made.items()):
-        sources = _count_sources(part, shards)
-        if any(shard.tokens for shard in shards):
-            _write_manifest(folder / part, sources, shards, tokenizer)
-            parts.append(part)
-    return parts
-
-
-def _count_sources(part: str, shards: Sequence[Shard]) -> dict[str, Counter[str]]:
-    """Log and return the counts of each source."""
-    sources: dict[str, Counter[str]] = defaultdict(Counter)
+def _log_counts(shards: Sequence[Shard], *, is_labelled: bool) -> None:
+    """Log the counts of each source, and advice about its text."""
+    sources: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for shard in shards:
-        sources[shard.source].update({key: getattr(shard, key) for key in COUNTS})
-    for name, counts in sources.items():
-        logger.info(f"{part}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of {name}")
-        for advice in _advice(part, counts, is_labelled="labels.npy" in shards[0].sizes):
+        sources[shard.use, shard.source].update({each.name: getattr(shard, each.name) for each in fields(TextCounts)})
+    for (use, name), counts in sources.items():
+        if not is_labelled:  # its parts are logged
+            logger.info(f"{use}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of {name}")
+        for advice in _advice(use, counts, is_labelled=is_labelled):
             logger.warning("%s: %s", name, advice)
-    return sources
 
 
-def _write_manifest(
-    folder: Path, sources: dict[str, Counter[str]], shards: Sequence[Shard], tokenizer: Tokenizer
-) -> None:
-    token_counts = count_tokens(folder, shards, tokenizer.vocab_size)
-    token_counts[tokenizer.unk_id] = 0  # masked only if a text has no other tokens
-    manifest = {
-        "format": FORMAT,
-        "tokenizer_hash": tokenizer_hash(tokenizer),
-        "vocab_size": tokenizer.vocab_size,
-        **{key: sum(counts[key] for counts in sources.values()) for key in COUNTS},
-        "unigram_entropy": entropy(token_counts),
-        "sources": sources,
-        "shards": [asdict(shard) for shard in shards],
-    }
-    write_json(folder / "manifest.json", manifest)
-
-
-def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[str]:
+def _advice(use: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[str]:
     """Advice about text that will not teach the network what its owner expects (google-research/bert#125)."""
     documents, sentences = counts["documents"], counts["sentences"]
     if loss := _loss(counts, is_labelled=is_labelled):
@@ -198,7 +199,7 @@ def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[s
             f"{counts['cut_sentences']} sentences are longer than an example (pretrain.examples.short_length) and were "
             "cut, so pairs may be parts of one sentence; end sentences with a line break or a full stop and a space"
         )
-    if part.startswith("heldout") and documents < FEW_HELDOUT_DOCUMENTS:
+    if use == HELDOUT and documents < FEW_HELDOUT_DOCUMENTS:
         yield (
             f"only {documents} documents are held out, so figures on them are mostly chance; raise "
             "corpus.heldout_fraction, or name more text as corpus.heldout"

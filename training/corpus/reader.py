@@ -1,4 +1,4 @@
-"""Reads a prepared folder, a window of shards at a time.
+"""Reads a folder of prepared text, a window of shards at a time.
 
 Memory holds the offsets of one window and maps its tokens from disk, so it does not grow with the corpus.
 """
@@ -6,9 +6,11 @@ Memory holds the offsets of one window and maps its tokens from disk, so it does
 from __future__ import annotations
 
 import bisect
+import gzip
 import itertools
+import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.files import system_remedy
-from training.corpus.shards import Shard
-from training.errors import CorpusError
-from training.runtime.files import read_json
+from training.corpus.shards import COLUMNS, TEXTS, TOKENS, Shard
+from training.errors import CorpusError, MissingTextError
+from training.runtime.files import DONE, read_json
+from training.sources.documents import Document
 
-FORMAT = 5
+FORMAT = 6
 """Version of the format. Raised when the files or the way of splitting text change, so that text is prepared again."""
 
 WINDOW_SHARDS = 32
@@ -32,17 +35,16 @@ Offsets = NDArray[np.int64]
 class TextWindow:
     """Some shards as one text. Implements `training.examples.pairs.Text`."""
 
-    def __init__(self, folder: Path, shards: Sequence[Shard], columns: Path | None = None) -> None:
-        self.shards = list(shards)
-        self._folder = folder
-        self._columns = columns
-        self._first_tokens = [0, *itertools.accumulate(shard.tokens for shard in shards)]
-        first_sentences = [0, *itertools.accumulate(shard.sentences for shard in shards)]
-        self.sentence_starts = self._joined("sentences.npy", self._first_tokens)
+    def __init__(self, text: PreparedText, numbers: Sequence[int]) -> None:
+        self.shards = [text.shards[i] for i in numbers]
+        self.text, self._numbers = text, numbers
+        self._first_tokens = [0, *itertools.accumulate(shard.tokens for shard in self.shards)]
+        first_sentences = [0, *itertools.accumulate(shard.sentences for shard in self.shards)]
+        self.sentence_starts = self._joined("sentences", self._first_tokens)
         """(sentences + 1,) first token of each sentence, and the end of the last."""
-        self.document_starts = self._joined("documents.npy", first_sentences)
+        self.document_starts = self._joined("documents", first_sentences)
         """(documents + 1,) first sentence of each document, and the end of the last."""
-        self._tokens = [self._load(shard, "tokens.npy") for shard in shards]
+        self._tokens = [text.load(shard, "tokens") for shard in self.shards]
 
     def tokens(self, first: int, last: int) -> NDArray[np.unsignedinteger]:
         """Ids of the tokens `first <= i < last`, which are in one document: (last - first,) uint16 or uint32."""
@@ -50,64 +52,61 @@ class TextWindow:
         offset = self._first_tokens[shard]
         return self._tokens[shard][first - offset : last - offset]
 
-    def column(self, name: str) -> NDArray[Any] | None:
-        """A column of all documents, such as `labels`: (documents, ...); None unless every shard has it."""
-        return _column(self._folder, self._columns, self.shards, name)
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of all documents of the window; see `PreparedText.column`."""
+        return self.text.column(name, self._numbers)
 
     def _joined(self, name: str, offsets: Sequence[int]) -> Offsets:
         """The starts of all shards as one array, counted from the beginning of the window."""
         parts = [np.zeros(1, np.int64)]
         for shard, offset in zip(self.shards, offsets, strict=False):
-            parts.append(self._load(shard, name)[1:].astype(np.int64) + offset)
+            parts.append(self.text.load(shard, name)[1:].astype(np.int64) + offset)
         return np.concatenate(parts)
-
-    def _load(self, shard: Shard, name: str) -> NDArray[Any]:
-        file = self._folder / shard.name / name
-        try:
-            array = np.load(file, mmap_mode="r")
-        except OSError as error:  # that of mapping names no file
-            raise CorpusError(f"{file}: cannot be read: {error.strerror or error}{system_remedy(error)}") from error
-        return array.view(np.ndarray)  # slices of a `np.memmap` take several times as long
 
 
 class PreparedText:
-    """One prepared folder: `corpus/train`, `corpus/heldout/<source>`, `labelled/train` or `labelled/dev/<source>`."""
+    """A folder that `prepare` wrote."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], columns: Path | None = None) -> None:
-        self.folder = folder
-        self._columns = columns
-        self.shards = [Shard(**values) for values in manifest["shards"]]
-        self.tokens: int = manifest["tokens"]
-        self.documents: int = manifest["documents"]
-        self.unigram_entropy: float = manifest["unigram_entropy"]
-        """Entropy of the distribution of single tokens in nats: the loss of a model that knows only their
-        frequencies."""
-        self.tokenizer_hash: str = manifest["tokenizer_hash"]
-        self.vocab_size: int = manifest["vocab_size"]
-        for shard in self.shards:
-            shard.check_sizes(folder)
-
-    @classmethod
-    def open(cls, folder: Path, columns: Path | None = None) -> PreparedText:
-        """Open a prepared folder.
+    def __init__(
+        self, folder: Path, made: Mapping[str, Any], *, use: str = "", source: str = "", scores: Path | None = None
+    ) -> None:
+        """Use what is recorded of a folder.
 
         Args:
-            columns: a folder with further columns of the same shards.
+            made: see `training.corpus.prepare`.
+            use: read only shards of this use, see `Shard`.
+            source: read only shards of this source.
+            scores: a folder with further columns of all documents.
+        """
+        self.folder, self._scores = folder, scores
+        shards = [Shard(**values) for values in made["shards"]]
+        self.shards = [each for each in shards if use in ("", each.use) and source in ("", each.source)]
+        self.first_documents = [0, *itertools.accumulate(shard.documents for shard in self.shards)]
+        """(shards + 1,) first document of each shard, and the end of the last."""
+        self.documents = self.first_documents[-1]
+        self.tokens = sum(shard.tokens for shard in self.shards)
+        self.tokenizer_hash: str = made["tokenizer_hash"]
+        self.vocab_size: int = made["vocab_size"]
+        self.unigram_entropy: float = made.get("unigram_entropy", 0.0)
+        """Entropy in nats of the distribution of single tokens of the text to pretrain on: the loss of a model that
+        knows only their frequencies."""
+        self.labels: list[str] = made.get("labels", [])
+        """Labels of labelled text, in the order of their numbers."""
+
+    @classmethod
+    def open(cls, folder: Path, *, use: str = "", source: str = "", scores: Path | None = None) -> PreparedText:
+        """Open a folder; see `__init__`. Its stage has checked the files.
 
         Raises:
-            CorpusError: the folder is not prepared, or a file is missing or has another size.
+            CorpusError: the folder is not prepared.
         """
-        manifest = read_json(folder / "manifest.json")
-        if manifest is None:
+        if (made := read_json(folder / DONE)) is None:
             raise CorpusError(f"{folder}: not prepared, or not completely; run prepare")
-        if manifest["format"] != FORMAT:
-            raise CorpusError(f"{folder}: made by another version of this program; run prepare again")
-        return cls(folder, manifest, columns)
+        return cls(folder, made, use=use, source=source, scores=scores)
 
     def window(self, numbers: Sequence[int] | None = None) -> TextWindow:
         """The shards with these numbers as one text; the first `WINDOW_SHARDS` if None."""
-        chosen = self.shards[:WINDOW_SHARDS] if numbers is None else [self.shards[i] for i in numbers]
-        return TextWindow(self.folder, chosen, self._columns)
+        return TextWindow(self, range(len(self.shards))[:WINDOW_SHARDS] if numbers is None else numbers)
 
     def windows(self, seed: int, epoch: int) -> Iterator[TextWindow]:
         """The windows of one pass: all shards, shuffled. A window's files are read while it is used, so a disk reads
@@ -120,31 +119,61 @@ class PreparedText:
         """Checksum of the text, which depends on its order."""
         return f"{zlib.crc32(repr([shard.text_crc32 for shard in self.shards]).encode()):08x}"
 
-    def column(self, name: str) -> NDArray[Any] | None:
-        """A column of all documents; None unless every shard has it."""
-        return _column(self.folder, self._columns, self.shards, name)
+    def column(self, name: str, numbers: Sequence[int] | None = None) -> NDArray[Any]:
+        """A column: (documents, ...) of all documents, or of those of some shards. It is in the shards, such as
+        `labels`, or a file with all documents, such as `parts`."""
+        numbers = range(len(self.shards)) if numbers is None else numbers
+        if file := self._file(name):
+            whole = np.load(file, mmap_mode="r")
+            return np.concatenate([whole[self.first_documents[i] : self.first_documents[i + 1]] for i in numbers])
+        return np.concatenate([self.load(self.shards[i], name) for i in numbers])
+
+    def _file(self, name: str) -> Path | None:
+        files = (place / f"{name}.npy" for place in (self._scores, self.folder) if place)
+        return next((file for file in files if file.is_file()), None)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of a column."""
+        return self._file(name) is not None
+
+    def load(self, shard: Shard, name: str) -> NDArray[Any]:
+        """A column of a shard, or its `tokens`, mapped from disk."""
+        file = self.folder / shard.name / (TOKENS if name == "tokens" else COLUMNS)
+        try:
+            if name == "tokens":
+                return np.load(file, mmap_mode="r").view(
+                    np.ndarray
+                )  # slices of a `np.memmap` take several times as long
+            with np.load(file) as columns:
+                return columns[name]
+        except OSError as error:  # that of mapping names no file
+            raise CorpusError(f"{file}: cannot be read: {error.strerror or error}{system_remedy(error)}") from error
+
+    def read(self, rows: NDArray[np.int64]) -> list[Document]:
+        """The text columns and places of some documents, by their numbers.
+
+        Raises:
+            MissingTextError: only token ids are here.
+        """
+        found: dict[int, Document] = {}
+        for shard, (begin, end) in zip(self.shards, itertools.pairwise(self.first_documents), strict=True):
+            chosen = set((rows[(rows >= begin) & (rows < end)] - begin).tolist())
+            if not chosen:
+                continue
+            if not (file := self.folder / shard.name / TEXTS).is_file():
+                raise MissingTextError(f"{file} is missing")
+            with gzip.open(file, "rt", encoding="utf-8", errors="surrogatepass") as lines:
+                found |= {begin + row: _document(line) for row, line in enumerate(lines) if row in chosen}
+        return [found[row] for row in rows.tolist()]
 
     def token_counts(self) -> NDArray[np.int64]:
         """(vocab_size,) number of occurrences of each token; reads the whole text."""
-        return count_tokens(self.folder, self.shards, self.vocab_size)
+        counts = np.zeros(self.vocab_size, np.int64)
+        for shard in self.shards:
+            counts += np.bincount(self.load(shard, "tokens"), minlength=self.vocab_size)
+        return counts
 
 
-def _column(folder: Path, further: Path | None, shards: Sequence[Shard], name: str) -> NDArray[Any] | None:
-    for place in filter(None, (further, folder)):
-        files = [place / shard.name / f"{name}.npy" for shard in shards]
-        if all(file.is_file() for file in files):
-            return np.concatenate([np.load(file) for file in files])
-    return None
-
-
-def open_parts(folder: Path) -> dict[str, PreparedText]:
-    """The prepared texts in the sub-folders, by the name of their source."""
-    return {file.parent.name: PreparedText.open(file.parent) for file in sorted(folder.glob("*/manifest.json"))}
-
-
-def count_tokens(folder: Path, shards: Sequence[Shard], vocab_size: int) -> NDArray[np.int64]:
-    """(vocab_size,) number of occurrences of each token in some shards."""
-    counts = np.zeros(vocab_size, np.int64)
-    for shard in shards:
-        counts += np.bincount(np.load(folder / shard.name / "tokens.npy"), minlength=vocab_size)
-    return counts
+def _document(line: str) -> Document:
+    fields, place = json.loads(line)
+    return Document(tuple(fields), place=place)

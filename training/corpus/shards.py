@@ -2,48 +2,61 @@
 
 000000/
     tokens.npy         (tokens,) uint16, or uint32 for a vocabulary over 65,536
-    sentences.npy      (sentences + 1,) int32: where each sentence starts, in tokens of the shard
-    documents.npy      (documents + 1,) int32: where each document starts, in sentences of the shard
-    labels.npy         (documents,) int16: index of the label, -1 without one; or, of several labels or numbers,
-                       (documents, outputs) float32; labelled text only
-    domains.npy        (documents,) UTF-8 bytes: the domain (`SourceConfig.by`), empty without one; labelled text only
-    groups.npy         (documents,) uint64: hash of the group, which stays in one part; labelled text only
-    target_probs.npy   (documents, labels) float32: a teacher's probabilities; written by the bag
-                       of words (`finetune.bag_teacher`); the stage `soft_labels` has those of `distill`
-    shard.json         counts and checksums
+    columns.npz        arrays of the documents, see below
+    texts.jsonl.gz     the text columns of each document and its place, a line each; labelled text only
+
+    columns.npz has
+    sentences          (sentences + 1,) int32: where each sentence starts, in tokens of the shard
+    documents          (documents + 1,) int32: where each document starts, in sentences of the shard
+    shard              `Shard` in JSON, for a `prepare` that goes on
+
+    and of labelled text
+    labels             (documents,) int16: index of the label, -1 without one; or, of several labels or numbers,
+                       (documents, outputs) float32
+    domains            (documents,) UTF-8 bytes: the domain (`SourceConfig.by`), empty without one
+    texts, groups      (documents,) uint64: hashes of the text, and of the group, which stays in one part
+    changed            (documents,) bool: the document before in another form, see `finetune.augment_fraction`
 
 In labelled text, a sentence is a text column, so a review's title and body are two sentences of one document.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
 import zlib
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from model.tokenizer import Tokenizer
-from training.corpus.encode import EncodedShard, ShardEncoder
-from training.errors import CorpusError
-from training.runtime.files import read_json, write_json
+from training.corpus.encode import ShardEncoder, TextCounts, label_column
+from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document
 from training.sources.labels import Target
 from training.sources.split import hashes
+
+TOKENS, COLUMNS, TEXTS = "tokens.npy", "columns.npz", "texts.jsonl.gz"
+"""Files of a shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInput:
     """The documents of one shard, which an engine gives to a worker."""
 
-    part: str
-    """Folder of the shard below the corpus: `train`, `heldout/<source>`, `dev/<source>` or `test/<source>`."""
     number: int
-    """Number of the shard in its part, from 0."""
+    """Number of the shard, from 0."""
+    use: str
+    """See `Shard`."""
     source: str
     documents: list[Document]
     labels: list[Target] | None
@@ -55,6 +68,8 @@ class ShardInput:
     """Bytes of all files up to here, for the progress bar."""
     sentence_tokens: int = 0
     """Tokens above which a sentence of pretraining text is cut."""
+    augment_fraction: float = 0.0
+    """Share of the documents that are stored in another form, too."""
 
     @property
     def crc32(self) -> int:
@@ -69,50 +84,26 @@ class ShardInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """Contents of `shard.json`."""
+class Shard(TextCounts):
+    """A shard as it is recorded."""
 
     name: str
+    use: str
+    """Pretraining text: `train` or `heldout`. Labelled text: the list of the recipe that names the source, see
+    `training.corpus.parts`."""
     source: str
     read: str
-    documents: int
-    sentences: int
-    tokens: int
-    unknown_sentences: int
-    """Sentences that are mostly [UNK]: dropped from pretraining text, kept in labelled text."""
-    cut_sentences: int
-    """Sentences cut because they are too long."""
     text_crc32: int
     """Checksum of the text, which tells whether the shard of an interrupted run is still valid."""
-    sizes: dict[str, int]
-    """Bytes of each file."""
-    crc32: dict[str, int]
-    """Checksum of each file."""
-    letters: int = 0  # the default is for shards of earlier versions
-    lost_letters: int = 0
-    long_word_letters: int = 0
-    """Letters of words that become [UNK] because they are too long."""
-
-    def check_sizes(self, folder: Path) -> None:
-        """Raise CorpusError if a file in `folder / name` is missing, or its length differs from the recorded one."""
-        for name, size in self.sizes.items():
-            file = folder / self.name / name
-            if not file.is_file() or file.stat().st_size != size:
-                raise CorpusError(f"{file}: missing, or not {size} bytes long as written; run prepare again")
-
-    def is_intact(self, folder: Path) -> bool:
-        """Whether all files in `folder / name` have the contents that were written."""
-        files = ((folder / self.name / name, checksum) for name, checksum in self.crc32.items())
-        return all(file.is_file() and zlib.crc32(file.read_bytes()) == checksum for file, checksum in files)
 
 
-def make_in_worker(tokenizer: str, corpus: Path, shard_input: ShardInput) -> Shard:
+def make_in_worker(tokenizer: str, store: Path, shard_input: ShardInput) -> Shard:
     """`make_shard` in a worker process of an engine.
 
     Args:
         tokenizer: see `Tokenizer.to_json`.
     """
-    return make_shard(_worker_encoder(tokenizer), corpus, shard_input)
+    return make_shard(_worker_encoder(tokenizer), store, shard_input)
 
 
 @lru_cache(maxsize=1)
@@ -121,50 +112,78 @@ def _worker_encoder(tokenizer: str) -> ShardEncoder:
     return ShardEncoder(Tokenizer(tokenizers.Tokenizer.from_str(tokenizer)))
 
 
-def make_shard(encoder: ShardEncoder, corpus: Path, shard_input: ShardInput) -> Shard:
-    """Encode a shard into `corpus / part / number`, unless an earlier run has completed it from the same text."""
-    folder = corpus / shard_input.part
-    values = read_json(folder / f"{shard_input.number:06d}" / "shard.json")
-    if values and values["text_crc32"] == shard_input.crc32 and (shard := Shard(**values)).is_intact(folder):
-        return shard
-    if shard_input.labels is not None:
-        return _write(encoder.encode_labelled(shard_input.documents, shard_input.labels), corpus, shard_input)
-    texts = [document.text for document in shard_input.documents]
-    encoded = encoder.encode_text(texts, shard_input.sentence_tokens, lines=shard_input.read == "lines")
-    return _write(encoded, corpus, shard_input)
-
-
-def _write(encoded: EncodedShard, corpus: Path, shard_input: ShardInput) -> Shard:
-    final = corpus / shard_input.part / f"{shard_input.number:06d}"
-    unfinished = final.with_suffix(".tmp")
-    for leftover in (final, unfinished):
-        shutil.rmtree(leftover, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    np.save(unfinished / "tokens.npy", encoded.tokens)
-    np.save(unfinished / "sentences.npy", encoded.sentence_starts)
-    np.save(unfinished / "documents.npy", encoded.document_starts)
-    if encoded.labels is not None:
-        np.save(unfinished / "labels.npy", encoded.labels)
-        documents = shard_input.documents
-        np.save(unfinished / "domains.npy", np.array([(each.domain or "").encode() for each in documents]))
-        np.save(unfinished / "groups.npy", np.array([hashes(each)[1] for each in documents], np.uint64))
-    contents = {file.name: file.read_bytes() for file in sorted(unfinished.iterdir())}
+def make_shard(encoder: ShardEncoder, store: Path, shard_input: ShardInput) -> Shard:
+    """Encode a shard into `store / number`, unless an interrupted run has made it from the same text."""
+    folder, text_crc32 = store / f"{shard_input.number:06d}", shard_input.crc32
+    if (made := _made(folder)) and made.text_crc32 == text_crc32:
+        return made
+    documents = shard_input.documents
+    columns: dict[str, NDArray[Any]] = {}
+    if shard_input.labels is None:
+        texts = [document.text for document in documents]
+        encoded = encoder.encode_text(texts, shard_input.sentence_tokens, lines=shard_input.read == "lines")
+    else:
+        rows = zip(documents, shard_input.labels, strict=True)
+        forms = [form for row in rows for form in _forms(*row, shard_input.augment_fraction)]
+        documents, labels, changed = map(list, zip(*forms, strict=True))
+        encoded, columns = encoder.encode_labelled(documents), _columns(documents, labels, np.array(changed))
     shard = Shard(
-        name=final.name,
+        name=folder.name,
+        use=shard_input.use,
         source=shard_input.source,
         read=shard_input.read,
-        documents=len(encoded.document_starts) - 1,
-        sentences=len(encoded.sentence_starts) - 1,
-        tokens=len(encoded.tokens),
-        unknown_sentences=encoded.unknown_sentences,
-        cut_sentences=encoded.cut_sentences,
-        text_crc32=shard_input.crc32,
-        sizes={name: len(content) for name, content in contents.items()},
-        crc32={name: zlib.crc32(content) for name, content in contents.items()},
-        letters=encoded.letters,
-        lost_letters=encoded.lost_letters,
-        long_word_letters=encoded.long_word_letters,
+        text_crc32=text_crc32,
+        **asdict(encoded.counts),
     )
-    write_json(unfinished / "shard.json", asdict(shard))
-    unfinished.replace(final)
+    unfinished = folder.with_suffix(".tmp")
+    for leftover in (folder, unfinished):
+        shutil.rmtree(leftover, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    np.save(unfinished / TOKENS, encoded.ids)
+    starts = {"sentences": encoded.sentence_starts, "documents": encoded.document_starts}
+    columns |= {name: column.astype(np.int32) for name, column in starts.items()}
+    np.savez(unfinished / COLUMNS, allow_pickle=False, shard=np.array(json.dumps(asdict(shard))), **columns)
+    if shard_input.labels is not None:
+        lines = (json.dumps([each.fields, each.place], ensure_ascii=False) + "\n" for each in documents)
+        text = "".join(lines).encode(errors="surrogatepass")
+        (unfinished / TEXTS).write_bytes(gzip.compress(text, compresslevel=4, mtime=0))
+    unfinished.replace(folder)
     return shard
+
+
+def _made(folder: Path) -> Shard | None:
+    """The shard that an interrupted run has made; None if there is none, or its files cannot be read."""
+    try:
+        tokens = len(np.load(folder / TOKENS, mmap_mode="r"))
+        with (folder / COLUMNS).open("rb") as file:  # NumPy leaves the file of broken arrays open
+            shard = Shard(**json.loads(str(np.load(file)["shard"])))
+    except (OSError, EOFError, ValueError, BadZipFile):
+        return None
+    return shard if shard.tokens == tokens else None
+
+
+def _forms(document: Document, label: Target, fraction: float) -> Iterator[tuple[Document, Target, bool]]:
+    """A document and its label, and whether it is changed. About `fraction` of the documents, always the same ones,
+    come again with other contractions, capitals and marks."""
+    yield document, label, False
+    rng = np.random.default_rng((hashes(document)[0], 2)) if fraction else None
+    if rng is None or rng.random() >= fraction:
+        return
+    fields = document.fields
+    if rng.random() < 0.5:
+        fields = tuple(contractions(field, rng) for field in fields)
+    if rng.random() < 0.5:
+        fields = tuple(capitals(field, rng) for field in fields)
+    if (changed := tuple(map(typographic, fields))) != document.fields:
+        yield replace(document, fields=changed), label, True
+
+
+def _columns(
+    documents: Sequence[Document], labels: Sequence[Target], changed: NDArray[np.bool_]
+) -> dict[str, NDArray[Any]]:
+    """The columns of labelled text."""
+    found = np.array([hashes(each) for each in documents], np.uint64)
+    found[1:][changed[1:]] = found[:-1][changed[1:]]  # those of the first form, so that both are in one part
+    domains = np.array([(each.domain or "").encode() for each in documents])
+    columns = {"labels": label_column(labels), "domains": domains, "changed": changed}
+    return columns | {"texts": found[:, 0], "groups": found[:, 1]}

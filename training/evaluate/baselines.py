@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
 
-from training.corpus.encode import NO_LABEL, label_column, target_rows
-from training.corpus.shards import ShardInput
-from training.corpus.texts import read_texts
+from training.corpus.encode import label_column, target_rows
+from training.corpus.parts import Part
+from training.corpus.reader import PreparedText
+from training.evaluate.texts import reported_texts
+from training.examples.labelled import is_unlabelled
+from training.examples.pairs import Ints
 from training.problems.base import Floats, Problem
+from training.problems.choose import problem_of
+from training.recipe import FinetuneConfig
 from training.sources.documents import Document
 from training.sources.labels import Target
 
@@ -30,25 +36,20 @@ _UNSPACED = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff
 WORD = rf"(?u){_UNSPACED}|(?:(?!{_UNSPACED})[\w'\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff])+|[!?]"
 """A token of a bag: a word with its accents and vowel signs, or a mark that tells opinions apart."""
 
-DEV = " (dev)"
-"""Marks figures on dev texts in a report."""
-
-PAIR = " (pair)"
-"""Marks figures on texts that are read as pairs in a report."""
-
 logger = logging.getLogger(__name__)
 
 Labelled = list[tuple[Document, Target]]
 
 
-def write_baseline(problem: Problem, texts: Path, folder: Path) -> None:
+def write_baseline(config: FinetuneConfig, store: PreparedText, folder: Path) -> None:
     """Fit a bag of words, and write its (texts, outputs) scores by name of the test set into `bag.npz`. Writes nothing
     if there is nothing to learn.
 
-    Args:
-        texts: folder that `training.corpus.texts` wrote.
+    Raises:
+        MissingTextError: only token ids are in the store.
     """
-    (train, dev), test = _parts(texts), read_test(texts)
+    problem = problem_of(config.problem_type, store.labels)
+    (train, dev), test = _parts(store), reported_texts(store, config)
     if not train or not test:
         return
     logger.info("%s on %d texts", problem.bag, len(train))
@@ -57,7 +58,8 @@ def write_baseline(problem: Problem, texts: Path, folder: Path) -> None:
     except ValueError as error:  # no word occurs often enough, or all labels are equal
         logger.warning("the report has no %s: %s", problem.bag, error)
         return
-    np.savez(folder / "bag.npz", allow_pickle=False, **{name: bag(texts_of(part)) for name, part in test.items()})
+    scores = {name: bag([document.text for document in part.documents()]) for name, part in test.items()}
+    np.savez(folder / "bag.npz", allow_pickle=False, **scores)
 
 
 def read_baseline(folder: Path) -> dict[str, Tensor]:
@@ -97,28 +99,13 @@ def targets_of(problem: Problem, part: Labelled) -> Floats:
     return target_rows(label_column([target for _, target in part]), len(problem.names))
 
 
-def read_test(texts: Path) -> dict[str, Labelled]:
-    """The labelled documents for the report, by their source. Without test sources, they are the dev texts of each
-    source, under the name with `DEV`. If a source is read as one text and as a pair, documents with both texts are
-    included again, under the name with `PAIR`."""
-    test: dict[str, Labelled] = defaultdict(list)
-    part, mark = ("test", "") if (texts / "test").is_dir() else ("dev", DEV)
-    for shard in read_texts(texts, part):
-        rows = _rows(shard)
-        test[shard.source + mark] += rows
-        pairs = [row for row in rows if all(row[0].fields)]
-        if shard.read == "both" and pairs:
-            test[shard.source + mark + PAIR] += pairs
-    return dict(test)
-
-
-def _parts(texts: Path) -> tuple[Labelled, Labelled]:
+def _parts(store: PreparedText) -> tuple[Labelled, Labelled]:
     """Training and dev documents that have a label."""
-    train, dev = ([row for shard in read_texts(texts, part) for row in _rows(shard)] for part in ("train", "dev"))
-    chosen = np.linspace(0, len(train), min(len(train), MAX_TEXTS), endpoint=False, dtype=int).tolist()
-    return [train[i] for i in chosen], dev
+    parts, labels = store.column("parts"), store.column("labels")
+    train, dev = (((parts == part) & ~is_unlabelled(labels)).nonzero()[0] for part in (Part.TRAIN, Part.DEV))
+    train = train[np.linspace(0, len(train), min(len(train), MAX_TEXTS), endpoint=False, dtype=int)]
+    return _labelled(store, labels, train), _labelled(store, labels, dev)
 
 
-def _rows(shard: ShardInput) -> Labelled:
-    assert shard.labels is not None
-    return [row for row in zip(shard.documents, shard.labels, strict=True) if row[1] != NO_LABEL]
+def _labelled(store: PreparedText, labels: NDArray[Any], rows: Ints) -> Labelled:
+    return list(zip(store.read(rows), labels[rows].tolist(), strict=True))

@@ -148,7 +148,7 @@ def predict_classification(
     logits, targets = [], []
     step = max(1, -(-len(texts) // most)) if most else 1
     with evaluating(model):
-        for chosen, batch in texts.batches(range(0, len(texts), step)):
+        for chosen, batch in texts.batches(texts.documents[::step].tolist()):
             documents += chosen
             logits.append(classifier_logits(model, batch.to(device).packed).cpu())
             check_finite(logits[-1])

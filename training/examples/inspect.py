@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from model.tokenizer import Tokenizer
+from training.corpus.parts import TRAIN
 from training.corpus.reader import PreparedText
 from training.examples.masking import Examples, Vocabulary, mask
 from training.examples.pairs import IGNORE_INDEX, IS_NEXT, LABELS, PairKind, sample_pairs
@@ -24,7 +25,7 @@ def inspect(recipe: Recipe, tokenizer: Tokenizer, corpus: Path, examples: int) -
     Args:
         corpus: folder that `prepare` wrote.
     """
-    text, rng = PreparedText.open(corpus / "train"), np.random.default_rng(recipe.seed)
+    text, rng = PreparedText.open(corpus, use=TRAIN), np.random.default_rng(recipe.seed)
     window, config = next(text.windows(recipe.seed, 0)), recipe.pretrain.examples
     pairs, vocabulary = sample_pairs(window, config, rng)[: max(COUNTED, examples)], Vocabulary.of(tokenizer)
     shown = [

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from model.config import Truncation
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
-from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder, target_rows
+from training.corpus.encode import NO_LABEL, ShardEncoder, target_rows
+from training.corpus.parts import Part
 from training.corpus.reader import PreparedText, TextWindow
-from training.errors import CorpusError
 from training.examples.batches import (
     BatchShape,
     ClassificationBatch,
@@ -32,19 +32,6 @@ EVALUATION_TOKENS = 8192
 TRUNCATION: Truncation = "head_tail"
 """Texts that are too long keep their beginning and end, because reviews conclude at their end (Sun et al. 2019, section
 5.3.1). The exported checkpoint has this setting for the service."""
-
-
-class _InMemoryText:
-    """An encoded shard that was not written to disk. Implements `training.examples.pairs.Text`."""
-
-    def __init__(self, encoded: EncodedShard) -> None:
-        self.sentence_starts = encoded.sentence_starts.astype(np.int64)
-        self.document_starts = encoded.document_starts.astype(np.int64)
-        self._tokens = encoded.tokens
-
-    def tokens(self, first: int, last: int) -> NDArray[np.unsignedinteger]:
-        """Ids of the tokens `first <= i < last`."""
-        return self._tokens[first:last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +52,8 @@ class LabelledTexts:
     """Labelled documents, ready to become examples."""
 
     text: Text
+    documents: Ints
+    """Documents of the text that are chosen; other fields are of all."""
     targets: Floats
     """(documents, outputs) targets of training: the probability of each label, or the number. NaN without a label."""
     read: Sequence[str]
@@ -78,7 +67,7 @@ class LabelledTexts:
     """Domain of each document, "" without one; empty if none is known."""
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.documents)
 
     def readings(self, document: int) -> list[bool]:
         """The ways to read a document: as one text (False), as a pair (True). A pair with an empty text is one text."""
@@ -109,12 +98,12 @@ class LabelledTexts:
         """Batches of documents in all their readings, grouped by similar length: the documents and the batch of each.
 
         Args:
-            chosen: documents; all of them by default.
+            chosen: documents; `documents` by default.
             tokens: maximum tokens of a batch, unless one example has more.
         """
         examples = [
             (document, self.example(document, as_pair=as_pair))
-            for document in (range(len(self)) if chosen is None else chosen)
+            for document in (self.documents.tolist() if chosen is None else chosen)
             for as_pair in self.readings(document)
         ]
         examples.sort(key=lambda item: -len(item[1]))
@@ -137,30 +126,23 @@ def encode_texts(
     documents: Sequence[Document], targets: Floats, read: str, tokenizer: Tokenizer, max_length: int
 ) -> LabelledTexts:
     """Documents in memory, all read in the same way; see `LabelledTexts`."""
-    shard = ShardEncoder(tokenizer).encode_labelled(documents, [NO_LABEL] * len(documents))
-    return LabelledTexts(_InMemoryText(shard), targets, [read] * len(documents), tokenizer, max_length)
+    shard = ShardEncoder(tokenizer).encode_labelled(documents)
+    rows = np.arange(len(documents))
+    return LabelledTexts(shard, rows, targets, [read] * len(documents), tokenizer, max_length)
 
 
 def labelled_window(
-    window: TextWindow, tokenizer: Tokenizer, outputs: int, max_length: int, teacher_weight: float | None = None
+    window: TextWindow, documents: Ints, tokenizer: Tokenizer, max_length: int, teacher_weight: float | None = None
 ) -> LabelledTexts:
-    """The documents of a window of prepared labelled text. With a teacher, targets are a mixture of the true label and
-    `teacher_weight` of its probabilities.
-
-    Raises:
-        CorpusError: the teacher has not labelled all of them.
-    """
-    labels = window.column("labels")
-    assert labels is not None
-    targets = truth = target_rows(labels, outputs)
+    """Some documents of a window of prepared labelled text. With a teacher, targets are a mixture of the true label and
+    `teacher_weight` of its probabilities."""
+    targets = truth = target_rows(window.column("labels"), len(window.text.labels))
     if teacher_weight is not None:
         probabilities = window.column("target_probs")
-        if probabilities is None:
-            raise CorpusError("some of the prepared texts have no labels of the teacher; run distill again")
         mixed = (1 - teacher_weight) * targets + teacher_weight * probabilities
         targets = np.where(np.isnan(targets), probabilities, mixed).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
-    return LabelledTexts(window, targets, read, tokenizer, max_length, truth)
+    return LabelledTexts(window, documents, targets, read, tokenizer, max_length, truth)
 
 
 def epoch_size(
@@ -174,7 +156,7 @@ def epoch_size(
     """
     documents = tokens = 0
     for window in text.windows(0, 0):
-        lengths = document_lengths(window, max_length)[_kept(window, left_out, with_unlabelled)]
+        lengths = document_lengths(window, max_length)[trained_on(window, left_out, with_unlabelled=with_unlabelled)]
         documents += len(lengths)
         tokens += int(lengths.sum())
     return documents, tokens
@@ -193,27 +175,24 @@ def is_unlabelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
     return found
 
 
-def _kept(window: TextWindow, left_out: Fold | None, with_unlabelled: bool) -> NDArray[np.bool_]:
-    """(documents,) whether each document is trained on."""
-    labels, groups = window.column("labels"), window.column("groups")
-    assert labels is not None
-    kept = np.ones(len(labels), bool) if with_unlabelled else ~is_unlabelled(labels)
+def trained_on(window: TextWindow, left_out: Fold | None = None, *, with_unlabelled: bool = True) -> Ints:
+    """Documents of a window that are trained on; see `epoch_size`."""
+    kept = window.column("parts") == Part.TRAIN
+    if not with_unlabelled:
+        kept &= ~is_unlabelled(window.column("labels"))
     if left_out is not None:
-        assert groups is not None
-        kept &= ~left_out.holds(groups)
-    return kept
+        kept &= ~left_out.holds(window.column("groups"))
+    return kept.nonzero()[0]
 
 
 class LabelledWindow:
     """The batches of one window of text, which hold each of its documents once. Implements
     `training.examples.loader.Window`."""
 
-    def __init__(
-        self, texts: LabelledTexts, documents: Ints, lengths: Ints, shape: BatchShape, key: tuple[int, ...]
-    ) -> None:
+    def __init__(self, texts: LabelledTexts, lengths: Ints, shape: BatchShape, key: tuple[int, ...]) -> None:
         self.texts, self.shape, self.key = texts, shape, key
         rng = np.random.default_rng(key)
-        self.order = rng.permutation(documents)
+        self.order = rng.permutation(texts.documents)
         self._batches = best_fit(lengths[self.order], shape)
         rng.shuffle(self._batches)  # the last ones are not full
 
@@ -237,7 +216,6 @@ class LabelledStream:
 
     text: PreparedText
     tokenizer: Tokenizer
-    outputs: int
     max_length: int
     teacher_weight: float | None
     """Weight of the teacher's probabilities; None without a teacher."""
@@ -268,7 +246,7 @@ class LabelledStream:
 
     def _epoch(self, epoch: int) -> Iterator[LabelledWindow]:
         for number, window in enumerate(self.text.windows(self.seed, epoch)):
-            texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)
-            kept = _kept(window, self.left_out, self._with_unlabelled).nonzero()[0]
+            kept = trained_on(window, self.left_out, with_unlabelled=self._with_unlabelled)
+            texts = labelled_window(window, kept, self.tokenizer, self.max_length, self.teacher_weight)
             lengths = document_lengths(window, self.max_length)
-            yield LabelledWindow(texts, kept, lengths, self.shape, (self.seed, epoch, number))
+            yield LabelledWindow(texts, lengths, self.shape, (self.seed, epoch, number))

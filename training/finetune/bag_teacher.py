@@ -7,10 +7,8 @@ repeats the labels of the texts that it was fitted to, also for a text that is a
 
 from __future__ import annotations
 
-import itertools
 import logging
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.model_selection import StratifiedKFold
 
+from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.examples.batches import Floats
 from training.examples.pairs import Ints
@@ -34,15 +33,11 @@ MAX_FEATURES = 400_000
 logger = logging.getLogger(__name__)
 
 
-def label_out_of_fold(folder: Path, problem: Problem) -> None:
-    """Write the probabilities of the bags for the texts of `labelled/train`. Writes nothing if all labels but one are
-    those of fewer than `FOLDS` groups, each counted by its first text."""
-    text = PreparedText.open(folder)
-    columns = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
-    window = text.window(range(len(text.shards)))
-    labels, groups = window.column("labels"), window.column("groups")
-    assert labels is not None
-    assert groups is not None
+def label_out_of_fold(text: PreparedText, problem: Problem) -> None:
+    """Write the probabilities of the bags: (documents, labels), NaN for texts that are not trained on. Writes nothing
+    if all labels but one are those of fewer than `FOLDS` groups, each counted by its first text."""
+    rows = (text.column("parts") == Part.TRAIN).nonzero()[0]
+    labels, groups = text.column("labels")[rows], text.column("groups")[rows]
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     if np.sort(np.bincount(labels[first], minlength=2))[-2] < FOLDS:  # some fold would have one label only
         return
@@ -50,13 +45,13 @@ def label_out_of_fold(folder: Path, problem: Problem) -> None:
         warnings.simplefilter("ignore")  # a rare label is not in each fold
         parts = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(first, labels[first]))
     folds = [np.isin(group, chosen) for _, chosen in parts]
+    window = text.window(range(len(text.shards)))
     starts = window.sentence_starts[window.document_starts].tolist()
-    documents = [window.tokens(first, end) for first, end in itertools.pairwise(starts)]
+    documents = [window.tokens(starts[row], starts[row + 1]) for row in rows.tolist()]
     logger.info("labelling %s texts by bags of words that have not read them", f"{len(documents):,}")
-    probabilities = _out_of_fold(documents, labels.astype(np.int64), folds, problem, text.vocab_size)
-    ends = np.cumsum([shard.documents for shard in text.shards])
-    for column, rows in zip(columns, np.split(probabilities, ends[:-1]), strict=True):
-        np.save(column, rows)
+    probabilities = np.full((text.documents, len(problem.names)), np.nan, np.float32)
+    probabilities[rows] = _out_of_fold(documents, labels.astype(np.int64), folds, problem, text.vocab_size)
+    np.save(text.folder / f"{COLUMN}.npy", probabilities)
 
 
 def _out_of_fold(

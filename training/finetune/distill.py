@@ -1,55 +1,56 @@
 """`distill`: soft labels from one classifier or several (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
 
-The teachers read the prepared texts. The stage `soft_labels` has their probabilities, a file for each shard.
+The teachers read the prepared texts. The stage `soft_labels` has their probabilities, a column of all documents.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
 from tqdm import tqdm
 
 from model.checkpoint import Checkpoint
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
+from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.classification import check_reading, classifier_logits, load_classifier
-from training.examples.batches import ClassificationBatch, Floats
-from training.examples.labelled import Fold, is_unlabelled, labelled_window
-from training.examples.loader import made_ahead
-from training.problems.choose import problem_of
+from training.evaluate.classification import check_reading, load_classifier, predict_classification
+from training.examples.batches import Floats
+from training.examples.labelled import Fold, is_unlabelled, labelled_window, trained_on
 from training.recipe import FinetuneConfig, Recipe
-from training.runtime.device import choose_device, evaluating
+from training.runtime.device import choose_device
 
 COLUMN = "target_probs"
 logger = logging.getLogger(__name__)
 
 
-def write_soft_labels(recipe: Recipe, teachers: Sequence[Checkpoint], train: Path, folder: Path) -> None:
-    """Let the teachers label all texts. Continues where it was interrupted.
+def write_soft_labels(recipe: Recipe, teachers: Sequence[Checkpoint], labelled: Path, folder: Path) -> None:
+    """Let the teachers label the texts to train on. Continues where it was interrupted.
 
     Args:
-        train: prepared labelled text.
-        folder: gets a folder with the column for each shard.
+        labelled: folder of the labelled text.
+        folder: gets the column: (documents, labels), NaN for other texts.
     """
-    text = PreparedText.open(train)
-    files = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
-    missing = [number for number, file in enumerate(files) if not file.is_file()]
-    with tqdm(desc="distill", total=len(missing), unit="shard", disable=None) as bar:
-        for number, probabilities in _labelled(recipe, teachers, text, missing):
-            part = files[number].with_suffix(".part.npy")
-            part.parent.mkdir(parents=True, exist_ok=True)
-            np.save(part, probabilities)
-            part.replace(files[number])
-            bar.update()
-    logger.info("%s labelled %s texts", ", ".join(str(each.path) for each in teachers), f"{text.documents:,}")
+    text, file = PreparedText.open(labelled), folder / f"{COLUMN}.npy"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(part := file.with_suffix(".part.npy"), np.full((text.documents, len(text.labels)), np.nan, np.float32))
+        part.replace(file)
+    column, parts = np.load(file, mmap_mode="r+"), text.column("parts")
+    missing = ((parts == Part.TRAIN) & np.isnan(column).any(1)).nonzero()[0]
+    shards = np.unique(np.searchsorted(text.first_documents, missing, "right") - 1).tolist()
+    for number in tqdm(shards, desc="distill", unit="shard", disable=None):
+        column[text.first_documents[number] : text.first_documents[number + 1]] = _labels(
+            recipe, teachers, text, number
+        )
+        column.flush()
+    names, count = ", ".join(str(each.path) for each in teachers), (parts == Part.TRAIN).sum()
+    logger.info("%s labelled %s texts", names, f"{count:,}")
 
 
 def load_teachers(folders: Sequence[Path], config: FinetuneConfig, tokenizer: Tokenizer) -> list[Checkpoint]:
@@ -71,84 +72,21 @@ def load_teachers(folders: Sequence[Path], config: FinetuneConfig, tokenizer: To
     return teachers
 
 
-# --- labels --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Texts of a shard that a teacher reads."""
-
-    shard: int
-    teacher: int = 0
-    documents: Sequence[int] = ()
-    batch: ClassificationBatch | None = None
-    """The batch; None after all texts of the shard."""
-
-    def pin_memory(self) -> _Reading:
-        """Pin the batch's memory; the DataLoader calls this for a GPU."""
-        return replace(self, batch=self.batch and self.batch.pin_memory())
-
-
-@dataclass(eq=False)
-class _Readings(IterableDataset[_Reading]):
-    """The readings of each shard, one shard after another. A single teacher reads all texts. One of several teachers
-    reads the texts of its fold, and those without a label."""
-
-    text: PreparedText
-    tokenizer: Tokenizer
-    shards: Sequence[int]
-    teachers: int
-    outputs: int
-    max_length: int
-    batch_tokens: int
-
-    def __iter__(self) -> Iterator[_Reading]:
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        for shard in self.shards[worker::workers]:
-            window = self.text.window([shard])
-            texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length)
-            labels, groups = window.column("labels"), window.column("groups")
-            assert labels is not None
-            assert groups is not None
-            for teacher in range(self.teachers):
-                is_read = is_unlabelled(labels) | Fold(teacher, self.teachers).holds(groups)
-                for documents, batch in texts.batches(is_read.nonzero()[0].tolist(), self.batch_tokens):
-                    yield _Reading(shard, teacher, documents, batch)
-            yield _Reading(shard)
-
-
-def _labelled(
-    recipe: Recipe, teachers: Sequence[Checkpoint], text: PreparedText, shards: Sequence[int]
-) -> Iterator[tuple[int, Floats]]:
-    """Shards with their (documents, outputs) scores: the mean over the teachers that read a text, and over the readings
-    of a text that has two."""
-    for read in {text.shards[number].read for number in shards}:
-        check_reading(teachers[0], read)
-    device, config = choose_device(recipe.device), teachers[0].config
-    models = []
-    for teacher in teachers:
+def _labels(recipe: Recipe, teachers: Sequence[Checkpoint], text: PreparedText, number: int) -> Floats:
+    """(documents, labels) probabilities for a shard: the mean over the teachers that read a text, and over the readings
+    of a text that has two. A single teacher reads all texts. One of several teachers reads the texts of its fold, and
+    those without a label."""
+    window = text.window([number])
+    trained, total = trained_on(window), np.zeros((text.shards[number].documents, len(text.labels) + 1), np.float32)
+    unlabelled, groups = is_unlabelled(window.column("labels")), window.column("groups")
+    for fold, teacher in enumerate(teachers):
         assert isinstance(teacher.model, BertForSequenceClassification)
-        models.append(teacher.model.to(device))
-    problem = problem_of(config.problem_type, config.labels)
-    readings = _Readings(
-        text,
-        teachers[0].tokenizer,
-        shards,
-        len(teachers),
-        len(problem.names),
-        config.max_position_embeddings,
-        recipe.micro_batch_tokens,
-    )
-    sums: dict[int, Floats] = {}  # (documents, outputs + 1) scores and number of readings, by shard
-    for reading in made_ahead(readings, device):
-        if reading.batch is None:
-            total = sums.pop(reading.shard)
-            yield reading.shard, total[:, :-1] / total[:, -1:]
-            continue
-        model = models[reading.teacher]
-        with evaluating(model):
-            scores = problem.scores(classifier_logits(model, reading.batch.to(device).packed)).cpu()
-        shape = text.shards[reading.shard].documents, len(problem.names) + 1
-        total = sums.setdefault(reading.shard, np.zeros(shape, np.float32))
-        np.add.at(total, list(reading.documents), torch.cat([scores, torch.ones(len(scores), 1)], 1).numpy())
+        check_reading(teacher, text.shards[number].read)
+        rows = trained[(unlabelled | Fold(fold, len(teachers)).holds(groups))[trained]]
+        if len(rows):
+            texts = labelled_window(window, rows, teacher.tokenizer, teacher.config.max_position_embeddings)
+            answers = predict_classification(teacher.model.to(choose_device(recipe.device)), texts)
+            scores = torch.cat([answers.scores, torch.ones(len(answers.documents), 1)], 1)
+            np.add.at(total, answers.documents, scores.numpy())
+    total[total[:, -1] == 0] = np.nan  # not trained on
+    return total[:, :-1] / total[:, -1:]

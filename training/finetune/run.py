@@ -13,10 +13,12 @@ import torch
 from model.checkpoint import Checkpoint
 from model.heads import BertForSequenceClassification
 from training.corpus.inputs import reading_of
-from training.corpus.reader import PreparedText, open_parts
+from training.corpus.parts import Part
+from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import Answers, check_reading, predict_classification
-from training.examples.labelled import Fold, LabelledStream, LabelledTexts, epoch_size, labelled_window
+from training.evaluate.texts import evaluated_texts
+from training.examples.labelled import Fold, LabelledStream, LabelledTexts, epoch_size
 from training.finetune.calibration import calibrate
 from training.finetune.distill import COLUMN
 from training.finetune.plan import PLANNED, planned, with_whole_passes
@@ -84,7 +86,7 @@ def finetune(
 
     Args:
         start: network or classifier to start from.
-        labelled: folder that `prepare` wrote.
+        labelled: folder of the labelled text.
         soft_labels: folder that `distill` wrote.
         folder: folder of the log, the checkpoints and the classifier.
         left_out: texts that are not trained on.
@@ -96,14 +98,14 @@ def finetune(
         RunError: the network to start from does not fit the recipe.
     """
     check_start(recipe, start)
-    train = PreparedText.open(labelled / "train", soft_labels)
+    train = PreparedText.open(labelled, scores=soft_labels)
     dist.check_equal([train.tokenizer_hash, train.checksum])
     recipe = _plan(recipe, start, train, folder, dist, with_unlabelled=soft_labels is not None)
     training = _Training(
         recipe,
         start,
         train,
-        open_dev(recipe, start, labelled),
+        open_dev(start, train),
         _fitted_problem(recipe, train),
         _soft_label_weight(recipe, train, soft_labels),
         folder,
@@ -156,7 +158,7 @@ def _plan(
     _, tokens = epoch_size(train, recipe.finetune.max_length, with_unlabelled=with_unlabelled)
     recipe = planned(
         recipe,
-        train.documents,
+        int((train.column("parts") == Part.TRAIN).sum()),
         tokens,
         from_classifier=isinstance(start.model, BertForSequenceClassification),
         has_labels=keeps_last_layer(start.model, recipe.finetune),
@@ -166,14 +168,13 @@ def _plan(
 
 
 def _fitted_problem(recipe: Recipe, train: PreparedText) -> Problem:
-    labels = train.column("labels")
-    assert labels is not None
+    labels = train.column("labels")[train.column("parts") == Part.TRAIN]
     return problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
 
 
 def _soft_label_weight(recipe: Recipe, train: PreparedText, soft_labels: Path | None) -> float | None:
     """Weight of the probabilities of teachers or of a bag of words; None without any."""
-    if recipe.finetune.bag_weight and train.column(COLUMN) is not None:
+    if recipe.finetune.bag_weight and train.has(COLUMN):
         return recipe.finetune.bag_weight
     return recipe.distill.weight if recipe.distill and soft_labels else None
 
@@ -187,17 +188,10 @@ def _kept_plan(recipe: Recipe, folder: Path, dist: DistContext) -> Recipe:
     return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=known or plan)})
 
 
-def open_dev(recipe: Recipe, start: Checkpoint, labelled: Path) -> dict[str, LabelledTexts]:
+def open_dev(start: Checkpoint, text: PreparedText) -> dict[str, LabelledTexts]:
     """The dev texts by the name of their source, read as the service reads them: up to the network's positions."""
-    outputs, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
-    found = {}
-    for name, part in open_parts(labelled / "dev").items():
-        window = part.window()
-        domains = window.column("domains")
-        assert domains is not None
-        texts = labelled_window(window, start.tokenizer, outputs, positions)
-        found[name] = replace(texts, domains=[domain.decode() for domain in domains.tolist()])
-    return found
+    tokenizer, positions = start.tokenizer, start.config.max_position_embeddings
+    return {name: texts.examples(tokenizer, positions) for name, texts in evaluated_texts(text, Part.DEV).items()}
 
 
 def _warn_of_one_answer(answers: Mapping[str, Answers]) -> None:
@@ -216,7 +210,6 @@ def _loss_and_stream(training: _Training) -> tuple[ClassificationLoss, LabelledS
     stream = LabelledStream(
         training.train,
         start.tokenizer,
-        len(config.label_names),
         max_length=config.max_length,
         teacher_weight=training.soft_label_weight,
         seed=training.seed,

@@ -16,11 +16,8 @@ from training.errors import RunError
 from training.loop.checkpoint import states
 from training.loop.log import flatten
 from training.runtime.distributed import DistContext
-from training.runtime.files import read_json, write_json
+from training.runtime.files import DONE, read_json, write_json
 from training.runtime.lock import ranks_in_turn, run_lock
-
-DONE = "done.json"
-"""File that marks a complete result."""
 
 VERSION = 3
 """Raised when a change of the program changes results for the same settings."""
@@ -144,9 +141,9 @@ def _hash(content: Any) -> str:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file that later stages need: all but logs, notes and states."""
+    """Bytes of each file that later stages need: all but logs, notes, states and texts, which trainings do not need."""
     notes = (DONE, "recipe.json", "budget.json", "plan.json")
-    found = (file for file in folder.rglob("*") if file.suffix in (".json", ".npy", ".npz", ".gz", ".safetensors"))
+    found = (file for file in folder.rglob("*") if file.suffix in (".json", ".npy", ".npz", ".safetensors"))
     found = (file for file in found if file.name not in notes)
     return {str(file.relative_to(folder)): file.stat().st_size for file in found}
 

@@ -13,7 +13,9 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
-from training.corpus.reader import PreparedText, open_parts
+from training.corpus.inputs import HELDOUT
+from training.corpus.parts import TRAIN
+from training.corpus.reader import PreparedText
 from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
@@ -58,7 +60,7 @@ def pretrain(
         CorpusError: the text is damaged.
         RunError: `pretrain.start` does not fit.
     """
-    text = PreparedText.open(corpus / "train")
+    text = PreparedText.open(corpus, use=TRAIN)
     dist.check_equal([text.tokenizer_hash, text.checksum])
     heldout = open_heldout(corpus)
     loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
@@ -197,7 +199,8 @@ def _with_dropout(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:
 
 def open_heldout(corpus: Path) -> dict[str, PreparedText]:
     """The held-out text of a corpus by the name of its source."""
-    parts = open_parts(corpus / "heldout")
+    shards = (shard for shard in PreparedText.open(corpus, use=HELDOUT).shards if shard.tokens)
+    parts = {each.source: PreparedText.open(corpus, use=HELDOUT, source=each.source) for each in shards}
     if not parts:
         raise CorpusError(
             f"{corpus} has no held-out text, so the network cannot be evaluated. Set corpus.heldout_fraction above 0 "

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from training.evaluate.baselines import Labelled, targets_of
 from training.evaluate.classification import Bin, calibration_error_by_chance, expected_calibration_error, reliability
 from training.evaluate.domains import large_parts, mean_of, rows_by_domain
+from training.evaluate.texts import EvaluatedTexts
 from training.problems.base import Problem
 from training.problems.estimates import Estimate, Figure
 
@@ -106,13 +106,16 @@ class ClassifierReport:
     reliability: list[Bin]
 
 
-def report_on(problem: Problem, scores: Mapping[str, Tensor], part: Labelled) -> ClassifierReport:
+def report_on(problem: Problem, scores: Mapping[str, Tensor], part: EvaluatedTexts) -> ClassifierReport:
     """Figures on the texts of a test set.
 
     Args:
         scores: (texts, outputs) by model, `OURS` first.
+
+    Raises:
+        MissingTextError: wrong answers cannot be shown, because only token ids are here.
     """
-    targets = torch.from_numpy(targets_of(problem, part))
+    targets = torch.from_numpy(part.targets)
     ours = scores[OURS]
     constant = problem.constant_of(targets).expand(len(targets), -1)
     models = {**scores, f"always the {problem.constant}": constant}
@@ -121,7 +124,7 @@ def report_on(problem: Problem, scores: Mapping[str, Tensor], part: Labelled) ->
     bins = reliability(*decisions) if decisions else []
     answers, right = (set(problem.words(each)) for each in (ours, targets))
     return ClassifierReport(
-        texts=len(part),
+        texts=len(targets),
         figures={name: {key: Figure.of(each) for key, each in found.items()} for name, found in figures.items()},
         against_bag=_against_bag(problem, figures),
         labels={
@@ -130,7 +133,7 @@ def report_on(problem: Problem, scores: Mapping[str, Tensor], part: Labelled) ->
         },
         calibration_error=expected_calibration_error(bins) if bins else None,
         calibration_error_by_chance=calibration_error_by_chance(bins) if bins else None,
-        domains=_domains(problem, scores, targets, part),
+        domains=_domains(problem, scores, targets, part.domains),
         only_answer=answers.pop() if len(answers) == 1 < len(right) else None,
         wrong=_wrong(problem, ours, targets, part),
         confusion=problem.confusion(ours, targets),
@@ -147,14 +150,13 @@ def _against_bag(problem: Problem, figures: Mapping[str, Mapping[str, Estimate]]
     return None if math.isnan(gain.value) else Comparison(ours.value, bag.value, gain.value, gain.standard_error)
 
 
-def _wrong(problem: Problem, scores: Tensor, targets: Tensor, part: Labelled) -> list[WrongAnswer]:
+def _wrong(problem: Problem, scores: Tensor, targets: Tensor, part: EvaluatedTexts) -> list[WrongAnswer]:
     wrongness = problem.wrongness(scores, targets)
     answers, labels = problem.words(scores), problem.words(targets)
-    order = wrongness.argsort(descending=True, stable=True)[:SHOWN_WRONG].tolist()
+    order = [i for i in wrongness.argsort(descending=True, stable=True)[:SHOWN_WRONG].tolist() if wrongness[i]]
     return [
         WrongAnswer(_beginning(document.text), document.place, labels[i], answers[i], wrongness[i].item())
-        for i, document in ((i, part[i][0]) for i in order)
-        if wrongness[i]
+        for i, document in zip(order, part.documents(order), strict=True)
     ]
 
 
@@ -163,9 +165,9 @@ def _beginning(text: str) -> str:
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…"
 
 
-def _domains(problem: Problem, scores: Mapping[str, Tensor], targets: Tensor, part: Labelled) -> Domains | None:
+def _domains(problem: Problem, scores: Mapping[str, Tensor], targets: Tensor, domains: Sequence[str]) -> Domains | None:
     """Figures over domains; None without a large domain."""
-    rows = rows_by_domain([document.domain or "" for document, _ in part], targets)
+    rows = rows_by_domain(domains, targets)
     found = {
         model: {name: problem.figures(each[chosen], targets[chosen])[problem.chosen] for name, chosen in rows.items()}
         for model, each in scores.items()

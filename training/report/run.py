@@ -12,12 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
-from training.corpus.inputs import reading_of
+from model.heads import BertForSequenceClassification
 from training.corpus.reader import PreparedText
 from training.errors import MissingTextError, RunError
-from training.evaluate.baselines import DEV, PAIR, Labelled, read_baseline, read_test
-from training.evaluate.classification import Answers, classify, load_classifier
+from training.evaluate.baselines import read_baseline
+from training.evaluate.classification import check_reading, load_classifier, predict_classification
 from training.evaluate.pretraining import evaluate_pretraining
+from training.evaluate.texts import DEV, PAIR, EvaluatedTexts, reported_texts
 from training.finetune.selection import SeedResult, best_seed
 from training.loop.checkpoint import weights_hash
 from training.loop.log import RunLog
@@ -139,96 +140,87 @@ def _pretraining(pipeline: Pipeline, network: Path, *, is_own: bool) -> dict[str
 
 def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> dict[str, Any]:
     """The fields of a report about the classifier; see `_pretraining`."""
-    recipe = pipeline.recipe
-    ordered = recipe.finetune.in_order_of(load_checkpoint(classifier).config.labels)
-    recipe = recipe.model_copy(update={"finetune": ordered})
-    texts, baseline = pipeline.texts_of(recipe), pipeline.baseline_of(recipe)
-    texts.ensure(DistContext())
-    test = read_test(texts.folder)
+    recipe, loaded = pipeline.recipe, load_checkpoint(classifier)
+    checkpoint = load_classifier(classifier, recipe.finetune.in_order_of(loaded.config.labels))
+    labelled = pipeline.labelled if is_own else pipeline.labelled_for(checkpoint.tokenizer)
+    labelled.ensure(DistContext())
+    store = PreparedText.open(labelled.folder)
+    test = reported_texts(store, recipe.finetune)
     for source in recipe.finetune.tested:
         if source_name(source) not in test:
             reason = "finetune.labels leaves out all of its texts" if recipe.finetune.test else "it has only one group"
             logger.warning("%s is not evaluated: %s", source_name(source), reason)
+    baseline = pipeline.baseline_of(labelled)
     baseline.ensure(DistContext())
-    if not any(test.values()):
+    if not test:
         logger.warning("there is nothing to evaluate the classifier on: give finetune.test, or a finetune.dev_fraction")
     elif not recipe.finetune.tested:
         logger.warning(
             "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev, which chose the seed "
             "and the temperature"
         )
-    results = pipeline.results() if is_own else {}
+    problem, results = problem_of(recipe.finetune.problem_type, store.labels), pipeline.results() if is_own else {}
     several = results if len(results) > 1 else {}
-    seeds = {seed: _seed_figures(pipeline, recipe, each, test) for seed, each in several.items()}
-    problem, answers = _problem(recipe), _answers(recipe, classifier, test)
     models = {
-        OURS: {name: each.scores for name, each in answers.items()},
+        OURS: _scores(recipe, checkpoint, test),
         problem.bag: read_baseline(baseline.folder),
         "the shipped classifier": _shipped(recipe, classifier, test),
     }
     reports = {
-        name: report_on(problem, {model: found[name] for model, found in models.items() if name in found}, test[name])
-        for name in answers
+        name: report_on(problem, {model: found[name] for model, found in models.items() if name in found}, part)
+        for name, part in test.items()
     }
     return {
         "classification": reports,
         "problem_type": recipe.finetune.problem_type,
         "labels": list(problem.names),
         "seed": best_seed(list(results.values())).seed if results else None,
-        "seeds": seeds,
+        "seeds": {seed: _seed_figures(pipeline, problem, each, test) for seed, each in several.items()},
     }
 
 
 def _seed_figures(
-    pipeline: Pipeline, recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]
+    pipeline: Pipeline, problem: Problem, result: SeedResult, test: Mapping[str, EvaluatedTexts]
 ) -> dict[str, Figure]:
-    problem, answers = _problem(recipe), _answers(recipe, pipeline.seeds[result.seed].folder / "model", test)
+    scores = _scores(pipeline.recipe, load_checkpoint(pipeline.seeds[result.seed].folder / "model"), test)
     score = None if result.dev_score is None else abs(result.dev_score)
     figures = {f"{title_of(problem.chosen)} on dev": Figure(score, result.dev_error)}
-    for name, each in answers.items():
-        found = report_on(problem, {OURS: each.scores}, test[name])
+    for name, each in scores.items():
+        found = report_on(problem, {OURS: each}, test[name])
         figures[name] = found.figures[OURS][problem.compared]
         if found.domains:
             figures[f"{name}, mean over {found.domains.large} domains"] = found.domains.large_means[OURS]
     return figures
 
 
-def _answers(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) -> dict[str, Answers]:
-    """Answers of the classifier in a folder, by test source and reading."""
-    return _answers_of(recipe, load_classifier(folder, recipe.finetune), test)
-
-
-def _shipped(recipe: Recipe, evaluated: Path, test: Mapping[str, Labelled]) -> dict[str, Tensor]:
-    """(texts, labels) scores of the shipped classifier by test source and reading. Empty if it lacks the recipe's
-    labels in any spelling, or is the evaluated one."""
+def _shipped(recipe: Recipe, evaluated: Path, test: Mapping[str, EvaluatedTexts]) -> dict[str, Tensor]:
+    """Scores of the shipped classifier. Empty if it lacks the recipe's labels in any spelling, or is the evaluated
+    one."""
     if not SHIPPED.is_dir() or SHIPPED.resolve() == evaluated.resolve():
         return {}
     shipped = load_checkpoint(SHIPPED)
-    theirs = [name.lower() for name in shipped.config.labels]
-    names = [name.lower() for name in recipe.finetune.label_names]
+    theirs, names = ([name.lower() for name in each] for each in (shipped.config.labels, recipe.finetune.label_names))
     if recipe.finetune.problem_type != SINGLE_LABEL or sorted(names) != sorted(theirs):
         return {}
-    order = [theirs.index(name) for name in names]
-    return {name: each.scores[:, order] for name, each in _answers_of(recipe, shipped, test).items()}
+    return _scores(recipe, shipped, test)
 
 
-def _answers_of(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, Labelled]) -> dict[str, Answers]:
-    """Answers of a classifier, by test source and reading."""
-    checkpoint.model.to(choose_device(recipe.device))
-    answers = {}
-    for source in recipe.finetune.tested or recipe.finetune.train:
-        name, read = source_name(source), reading_of(source)
-        name += DEV * (not recipe.finetune.tested)
-        readings = {name: "text", name + PAIR: "pair"} if read == "both" else {name: read}
-        for title in filter(test.__contains__, readings):
-            documents, labels = zip(*test[title], strict=True)
-            logger.info("evaluating on %s: %s texts", title, f"{len(documents):,}")
-            answers[title] = classify(checkpoint, documents, labels, readings[title])
-    return answers
-
-
-def _problem(recipe: Recipe) -> Problem:
-    return problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
+def _scores(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, EvaluatedTexts]) -> dict[str, Tensor]:
+    """(texts, outputs) scores of a classifier by the name of the test set, with its outputs in the order of the store.
+    It reads texts as the service does: up to its positions."""
+    model, labels = checkpoint.model, checkpoint.config.labels
+    assert isinstance(model, BertForSequenceClassification)
+    model.to(choose_device(recipe.device))
+    scores = {}
+    for name, texts in test.items():
+        check_reading(checkpoint, texts.read)
+        logger.info("evaluating on %s: %s texts", name, f"{len(texts):,}")
+        examples = texts.examples(checkpoint.tokenizer, checkpoint.config.max_position_embeddings)
+        ours = texts.store.labels
+        if sorted(ours) != sorted(labels):  # in another spelling
+            ours, labels = ([label.lower() for label in each] for each in (ours, labels))
+        scores[name] = predict_classification(model, examples).scores[:, [labels.index(label) for label in ours]]
+    return scores
 
 
 # --- plots ---------------------------------------------------------------------------------------------------------
@@ -254,7 +246,7 @@ def _plot(pipeline: Pipeline, folder: Path, report: Report) -> list[Path]:
 def _plot_losses(pipeline: Pipeline) -> list[Path]:
     folder, models, written = pipeline.recipe.folder, pipeline.models(), []
     if "pretrained" in models:
-        entropy = PreparedText.open(pipeline.corpus.folder / "train").unigram_entropy
+        entropy = PreparedText.open(pipeline.corpus.folder).unigram_entropy
         log = RunLog(models["pretrained"].parent / "log.jsonl")
         if plot_losses(log, folder / "pretrain-loss.png", entropy):
             written.append(folder / "pretrain-loss.png")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
-from training.evaluate.baselines import PAIR
 from training.evaluate.domains import MIN_OF_EACH_LABEL
 from training.evaluate.pretraining import PretrainingReport
+from training.evaluate.texts import PAIR
 from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Figure

@@ -12,6 +12,9 @@ from typing import Any
 from model.files import system_remedy
 from training.errors import RunError
 
+DONE = "done.json"
+"""File that marks a complete result, and records what it has."""
+
 FULL_BYTES = 2**20
 """A disk with less free space counts as full."""
 

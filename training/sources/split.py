@@ -36,19 +36,9 @@ def hashes(document: Document) -> tuple[int, int]:
     return text, text_hash(document.group) if document.group else text
 
 
-def held_out_below(documents: Iterable[Document], fraction: float) -> int:
+def held_out_below(groups: Iterable[int], fraction: float) -> int:
     """The limit below which a group's hash is held out: about `fraction` of the groups of a source, at least one and
-    never all. A source of one group is trained on. Documents are read only until both parts have one."""
-    return _limit((hashes(document)[1] for document in documents), fraction)
-
-
-def held_out_from(documents: Iterable[Document], fraction: float) -> int:
-    """The limit from which on a group's hash is held out: like `held_out_below`, but from the other end. Both parts
-    have no group in common if there are three groups and the fractions add up to less than 1."""
-    return 2**64 - _limit((2**64 - 1 - hashes(document)[1] for document in documents), fraction)
-
-
-def _limit(groups: Iterable[int], fraction: float) -> int:
+    never all. A source of one group is trained on. Hashes are read only until both parts have one."""
     limit = int(fraction * 2**64)
     lowest, highest = 2**64, -1
     for value in groups if limit else ():

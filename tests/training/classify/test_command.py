@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from model import load_checkpoint
+from model import Tokenizer, load_checkpoint
+from model.tokenizer import SPECIAL_TOKENS
 from tests.conftest import MakeCheckpoint
 from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
 from tests.training.commands import finish, memory_layout, occupied, start
 from tests.training.texts import squeezed
 from training.command import main
-from training.corpus.inputs import labelled_inputs
+from training.corpus.parts import Part
+from training.corpus.prepare import prepare_labelled
+from training.corpus.reader import PreparedText
 from training.errors import RecipeError, RunError, SourceError
 from training.loop.log import RunLog
 from training.recipe import Recipe, load_recipe
@@ -24,7 +27,9 @@ REVIEWS = only(reviews(), "body", "sentiment")
 
 def texts_of(recipe: Recipe) -> Counter[str]:
     """Number of texts in each part, as training reads them."""
-    return Counter({shard.part.partition("/")[0]: len(shard.documents) for shard in labelled_inputs(recipe)})
+    tokenizer, folder = Tokenizer.from_vocab(SPECIAL_TOKENS), recipe.folder / "counted"
+    text = PreparedText(folder, prepare_labelled(recipe, tokenizer, folder))
+    return Counter(Part(part).name.lower() for part in text.column("parts")[~text.column("changed")])
 
 
 # --- tables --------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def test_encode_text_gives_the_ids_of_the_tokenizer(tokenizer: Tokenizer, texts:
     encoded = ShardEncoder(tokenizer).encode_text(lines, LONGEST, lines=True)
     ids = [tokenizer.ids(line) for line in lines]
     kept = [line for line in ids if line and line.count(tokenizer.unk_id) <= len(line) / 2]
-    found = np.split(encoded.tokens, encoded.sentence_starts[1:-1])
+    found = np.split(encoded.ids, encoded.sentence_starts[1:-1])
     assert [sentence.tolist() for sentence in found] == (kept or [[]])
 
 
@@ -46,40 +46,44 @@ def test_encode_text_follows_a_tokenizer_that_does_not_split_punctuation() -> No
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(settings)))
     texts = ["the film's the film.", "the film. is"]
     encoded = ShardEncoder(tokenizer).encode_text(texts, LONGEST, lines=True)
-    assert encoded.tokens.tolist() == [i for text in texts for i in tokenizer.ids(text)]
-    assert 90 in encoded.tokens
+    assert encoded.ids.tolist() == [i for text in texts for i in tokenizer.ids(text)]
+    assert 90 in encoded.ids
 
 
 def test_encode_text_with_a_full_cache_gives_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.corpus.encode.CACHED_WORDS", 3)
     texts = ["the film, the cat.", "a bad net!", "the ant is bad", "the film"]
     encoded = ShardEncoder(TOKENIZER).encode_text(texts, LONGEST, lines=True)
-    assert encoded.tokens.tolist() == [i for text in texts for i in TOKENIZER.ids(text)]
+    assert encoded.ids.tolist() == [i for text in texts for i in TOKENIZER.ids(text)]
 
 
 def test_encode_text_reads_spelled_special_tokens_as_text() -> None:
     encoded = ShardEncoder(TOKENIZER).encode_text(["the [MASK] is [SEP] bad [CLS]. [PAD]"], LONGEST)
-    assert set(encoded.tokens.tolist()) & TOKENIZER.special_ids <= {TOKENIZER.unk_id}
+    assert set(encoded.ids.tolist()) & TOKENIZER.special_ids <= {TOKENIZER.unk_id}
 
 
 def test_encode_text_leaves_out_documents_and_sentences_without_tokens() -> None:
     encoded = ShardEncoder(TOKENIZER).encode_text(["the film. \x00\n \n\na bat", "\u200b", "sad"], LONGEST)
-    assert encoded.tokens.tolist() == TOKENIZER.ids("the film. a bat sad")
+    assert encoded.ids.tolist() == TOKENIZER.ids("the film. a bat sad")
     assert encoded.sentence_starts.tolist() == [0, 3, 7, 10]
     assert encoded.document_starts.tolist() == [0, 2, 3]
 
 
 def test_encode_text_of_nothing_gives_empty_arrays() -> None:
     encoded = ShardEncoder(TOKENIZER).encode_text([], LONGEST)
-    assert encoded.tokens.tolist() == []
+    assert encoded.ids.tolist() == []
     assert encoded.sentence_starts.tolist() == [0]
     assert encoded.document_starts.tolist() == [0]
 
 
 def test_encode_text_drops_and_counts_sentences_of_another_script() -> None:
     encoded = ShardEncoder(TOKENIZER).encode_text(["the film\nΑυτό είναι ξένο\nthe Αυτό", "Ξένο"], LONGEST, lines=True)
-    assert encoded.unknown_sentences == 2
-    assert (encoded.letters, encoded.lost_letters, encoded.long_word_letters) == (7 + 13 + 7 + 4, 13 + 4 + 4, 0)
+    assert encoded.counts.unknown_sentences == 2
+    assert (encoded.counts.letters, encoded.counts.lost_letters, encoded.counts.long_word_letters) == (
+        7 + 13 + 7 + 4,
+        13 + 4 + 4,
+        0,
+    )
     assert encoded.document_starts.tolist() == [0, 2]
     assert encoded.sentence_starts.tolist() == [0, 2, 4]
 
@@ -89,12 +93,12 @@ def test_encode_text_cuts_a_long_sentence_between_words(longest: int) -> None:
     words = ["basic", "the", "tin"] * 200
     encoded = ShardEncoder(TOKENIZER).encode_text(["the film.", " ".join(words), "a bat"], longest)
     lengths = np.diff(encoded.sentence_starts)
-    assert encoded.cut_sentences == 1
+    assert encoded.counts.cut_sentences == 1
     assert longest / 2 < lengths.max() <= longest
     assert encoded.document_starts.tolist() == [0, 1, len(lengths) - 1, len(lengths)]
-    firsts = encoded.tokens[encoded.sentence_starts[:-1]]
+    firsts = encoded.ids[encoded.sentence_starts[:-1]]
     assert not any(TOKENIZER.token(int(first)).startswith("##") for first in firsts)
-    assert encoded.tokens.tolist() == TOKENIZER.ids(f"the film. {' '.join(words)} a bat")
+    assert encoded.ids.tolist() == TOKENIZER.ids(f"the film. {' '.join(words)} a bat")
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=1500))
@@ -106,14 +110,14 @@ def test_even_parts_cover_the_whole_sentence(continues: list[bool]) -> None:
 
 def test_encode_text_gives_16_bits_for_a_small_vocabulary_and_32_for_a_large_one() -> None:
     large = Tokenizer.from_vocab([*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)), "the"])
-    assert ShardEncoder(TOKENIZER).encode_text(["the"], LONGEST).tokens.dtype == np.uint16
+    assert ShardEncoder(TOKENIZER).encode_text(["the"], LONGEST).ids.dtype == np.uint16
     encoded = ShardEncoder(large).encode_text(["the w69999"], LONGEST)
-    assert encoded.tokens.dtype == np.uint32
-    assert encoded.tokens.tolist() == [large.token_id("the"), large.token_id("w69999")]
+    assert encoded.ids.dtype == np.uint32
+    assert encoded.ids.tolist() == [large.token_id("the"), large.token_id("w69999")]
 
 
 def assert_equal(one: EncodedShard, other: EncodedShard) -> None:
-    assert np.array_equal(one.tokens, other.tokens)
+    assert np.array_equal(one.ids, other.ids)
     assert np.array_equal(one.sentence_starts, other.sentence_starts)
     assert np.array_equal(one.document_starts, other.document_starts)
 
@@ -131,23 +135,21 @@ def test_encode_labelled_keeps_every_column_and_document() -> None:
         Document(("", "bat")),
         Document(("\u200b",)),
     ]
-    encoded = ShardEncoder(TOKENIZER).encode_labelled(documents, [1, 0, -1])
-    assert encoded.labels is not None
-    assert encoded.labels.tolist() == [1, 0, -1]
+    encoded = ShardEncoder(TOKENIZER).encode_labelled(documents)
     assert encoded.document_starts.tolist() == [0, 2, 4, 5]
     lengths = [len(TOKENIZER.ids(field)) for document in documents for field in document.fields]
     assert np.diff(encoded.sentence_starts).tolist() == lengths
-    assert encoded.tokens.tolist() == TOKENIZER.ids("the film is bad. a cat bat")
+    assert encoded.ids.tolist() == TOKENIZER.ids("the film is bad. a cat bat")
 
 
 def test_encode_labelled_counts_columns_of_another_script_and_keeps_them() -> None:
     documents = [Document(("the film", "Ξένο κείμενο")), Document(("Ξένο the film", "")), Document(("Ξένο",))]
-    encoded = ShardEncoder(TOKENIZER).encode_labelled(documents, [1, 0, 1])
-    assert encoded.unknown_sentences == 2
-    assert (encoded.letters, encoded.lost_letters) == (7 + 11 + 11 + 4, 11 + 4 + 4)
+    encoded = ShardEncoder(TOKENIZER).encode_labelled(documents)
+    assert encoded.counts.unknown_sentences == 2
+    assert (encoded.counts.letters, encoded.counts.lost_letters) == (7 + 11 + 11 + 4, 11 + 4 + 4)
     assert encoded.document_starts.tolist() == [0, 2, 4, 5]
 
 
 def test_encode_text_counts_letters_of_words_that_are_too_long() -> None:
     encoded = ShardEncoder(TOKENIZER).encode_text([f"the film {'a' * 101} is {'a' * 100}"], LONGEST)
-    assert (encoded.letters, encoded.lost_letters, encoded.long_word_letters) == (210, 101, 101)
+    assert (encoded.counts.letters, encoded.counts.lost_letters, encoded.counts.long_word_letters) == (210, 101, 101)

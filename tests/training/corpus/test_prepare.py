@@ -19,12 +19,11 @@ import pytest
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.training.commands import ROOT
 from training.corpus import inputs as inputs_module
-from training.corpus import reader as reader_module
 from training.corpus.engines import local as local_engine
-from training.corpus.inputs import labelled_inputs, pretraining_inputs
+from training.corpus.inputs import HELDOUT, pretraining_inputs
+from training.corpus.parts import TRAIN, Part
 from training.corpus.prepare import entropy, prepare, prepare_labelled
 from training.corpus.reader import PreparedText, TextWindow
-from training.corpus.texts import write_texts
 from training.errors import CorpusError
 from training.recipe import (
     NUM_SPECIAL_TOKENS,
@@ -34,6 +33,7 @@ from training.recipe import (
     Recipe,
     SourceConfig,
 )
+from training.runtime.files import DONE, write_json
 from training.sources.documents import documents
 from training.sources.split import text_hash
 
@@ -72,16 +72,13 @@ def recipe(root: Path, **corpus: Any) -> Recipe:
 def prepared(recipe: Recipe, tokenizer: Tokenizer = TOKENIZER, **options: bool) -> Path:
     """A folder in that of the recipe's run, with its corpus."""
     folder = recipe.folder / "corpus"
-    prepare(recipe, tokenizer, folder, **options)
+    write_json(folder / DONE, prepare(recipe, tokenizer, folder, **options))
     return folder
 
 
-def prepared_labelled(recipe: Recipe) -> Path:
-    """The same for its labelled text."""
-    texts, folder = recipe.folder / "texts", recipe.folder / "labelled"
-    write_texts(recipe, texts)
-    prepare_labelled(recipe, TOKENIZER, texts, folder)
-    return folder
+def prepared_labelled(recipe: Recipe) -> PreparedText:
+    """Its labelled text."""
+    return PreparedText(recipe.folder / "labelled", prepare_labelled(recipe, TOKENIZER, recipe.folder / "labelled"))
 
 
 def named(recipe: Recipe, name: str) -> Recipe:
@@ -98,15 +95,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def window(folder: Path) -> TextWindow:
-    """All shards of a prepared folder."""
-    text = PreparedText.open(folder)
+def window(folder: Path, use: str = TRAIN, source: str = "") -> TextWindow:
+    """All shards of a part of a prepared folder."""
+    text = PreparedText.open(folder, use=use, source=source)
     return text.window(range(len(text.shards)))
 
 
-def texts_of(folder: Path, tokenizer: Tokenizer = TOKENIZER) -> list[str]:
+def texts_of(folder: Path, use: str = TRAIN, source: str = "", tokenizer: Tokenizer = TOKENIZER) -> list[str]:
     """Each document, its sentences joined by spaces."""
-    text, found = window(folder), []
+    text, found = window(folder, use, source), []
     for begin, end in zip(text.document_starts[:-1], text.document_starts[1:], strict=True):
         first, last = text.sentence_starts[begin], text.sentence_starts[end]
         words = map(tokenizer.token, text.tokens(int(first), int(last)).tolist())
@@ -128,14 +125,14 @@ def as_read(texts: list[str]) -> list[str]:
 def test_prepare_keeps_every_document_in_order_over_several_shards(root: Path) -> None:
     folder = prepared(recipe(root, heldout_fraction=0))
     written = [document.text for s in recipe(root).corpus.sources for document in documents(s, root / "data")]
-    assert len(PreparedText.open(folder / "train").shards) > 5
-    assert texts_of(folder / "train") == as_read(written)
-    assert not (folder / "heldout").exists()
+    assert len(PreparedText.open(folder).shards) > 5
+    assert texts_of(folder) == as_read(written)
+    assert not texts_of(folder, HELDOUT)
 
 
 def test_prepare_boundaries_are_those_of_sentences_and_documents(root: Path) -> None:
-    folder = prepared(recipe(root)) / "train"
-    text, opened = window(folder), PreparedText.open(folder)
+    folder = prepared(recipe(root))
+    text, opened = window(folder), PreparedText.open(folder, use=TRAIN)
     assert (text.sentence_starts[0], text.sentence_starts[-1]) == (0, opened.tokens)
     assert (text.document_starts[0], text.document_starts[-1]) == (0, len(text.sentence_starts) - 1)
     assert len(text.document_starts) == opened.documents + 1
@@ -145,11 +142,10 @@ def test_prepare_boundaries_are_those_of_sentences_and_documents(root: Path) -> 
 
 
 def test_prepare_counts_agree_with_the_arrays_and_per_source(root: Path) -> None:
-    folder = prepared(recipe(root)) / "train"
-    text, manifest = PreparedText.open(folder), json.loads((folder / "manifest.json").read_text())
-    assert list(manifest["sources"]) == ["a", "b"]
-    for key, total in (("tokens", text.tokens), ("documents", text.documents)):
-        assert sum(counts[key] for counts in manifest["sources"].values()) == total
+    folder = prepared(recipe(root))
+    text, *parts = (PreparedText.open(folder, use=TRAIN, source=source) for source in ("", "a", "b"))
+    for total, counts in ((text.tokens, "tokens"), (text.documents, "documents")):
+        assert sum(getattr(part, counts) for part in parts) == total
     assert text.token_counts().sum() == text.tokens
     assert text.unigram_entropy == pytest.approx(entropy(text.token_counts()))
     assert 2 < text.unigram_entropy < math.log(TOKENIZER.vocab_size)
@@ -162,9 +158,9 @@ def test_entropy_is_in_nats() -> None:
 
 def test_prepare_stores_ids_of_a_large_vocabulary_in_32_bits(root: Path) -> None:
     large = Tokenizer.from_vocab([*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)), *TOKENIZER.vocab[5:]])
-    narrow = window(prepared(recipe(root)) / "train")
+    narrow = window(prepared(recipe(root)))
     assert narrow.tokens(0, 6).dtype == np.uint16
-    wide = window(prepared(named(recipe(root), "large"), large) / "train")
+    wide = window(prepared(named(recipe(root), "large"), large))
     assert wide.tokens(0, 6).dtype == np.uint32
     assert np.array_equal(wide.sentence_starts, narrow.sentence_starts)
 
@@ -172,7 +168,7 @@ def test_prepare_stores_ids_of_a_large_vocabulary_in_32_bits(root: Path) -> None
 def test_prepare_does_not_split_lines_that_are_sentences(root: Path) -> None:
     (root / "data" / "lines.txt").write_text("The film. The plot was good\nthe joke\n\nThe hero was bad\nthe end")
     source = {"path": "lines.txt", "lines": "sentence"}
-    text = window(prepared(recipe(root, sources=[source], heldout_fraction=0)) / "train")
+    text = window(prepared(recipe(root, sources=[source], heldout_fraction=0)))
     assert np.diff(text.sentence_starts).tolist() == [7, 2, 4, 2]
     assert text.document_starts.tolist() == [0, 2, 4]
 
@@ -187,8 +183,7 @@ def test_prepare_writes_the_same_bytes_from_the_same_text(root: Path) -> None:
 
 def test_prepare_puts_no_document_in_both_train_and_heldout(root: Path) -> None:
     folder = prepared(recipe(root, heldout_fraction=0.3))
-    train = texts_of(folder / "train")
-    heldout = [t for name in ("a", "b") for t in texts_of(folder / "heldout" / name)]
+    train, heldout = texts_of(folder), texts_of(folder, HELDOUT)
     assert len(train) + len(heldout) == 100
     assert 10 < len(heldout) < 50
     assert not set(train) & set(heldout)
@@ -198,18 +193,18 @@ def test_prepare_puts_equal_texts_in_one_part(root: Path) -> None:
     texts = write_documents(root / "data" / "a.jsonl", 50, seed=3)
     write_rows(root / "data" / "b.jsonl", [f"  {text.upper()} " for text in texts])
     folder = prepared(recipe(root, heldout_fraction=0.4))
-    train = set(texts_of(folder / "train"))
-    heldout = [set(texts_of(folder / "heldout" / name)) for name in ("a", "b")]
+    train = set(texts_of(folder))
+    heldout = [set(texts_of(folder, HELDOUT, name)) for name in ("a", "b")]
     assert heldout[0] == heldout[1]
     assert not train & heldout[0]
 
 
 def test_prepare_split_does_not_depend_on_other_documents_or_seed(root: Path) -> None:
-    before = texts_of(prepared(recipe(root, heldout_fraction=0.3)) / "heldout" / "a")
+    before = texts_of(prepared(recipe(root, heldout_fraction=0.3)), HELDOUT, "a")
     with (root / "data" / "a.jsonl").open("a") as file:
         file.write(json.dumps({"text": "The hero. The plot."}) + "\n")
     again = recipe(root, heldout_fraction=0.3).model_copy(update={"seed": 9, "name": "again"})
-    after = texts_of(prepared(again) / "heldout" / "a")
+    after = texts_of(prepared(again), HELDOUT, "a")
     assert [text for text in after if text != "the hero. the plot."] == before
 
 
@@ -218,7 +213,7 @@ def parts_of(recipe: Recipe) -> tuple[set[str], set[str]]:
     train: set[str] = set()
     heldout: set[str] = set()
     for shard in pretraining_inputs(recipe):
-        (train if shard.part == "train" else heldout).update(document.text for document in shard.documents)
+        (train if shard.use == TRAIN else heldout).update(document.text for document in shard.documents)
     return train, heldout
 
 
@@ -292,9 +287,9 @@ def test_pretraining_inputs_from_a_network_leave_out_the_texts_that_the_classifi
     network = tmp_path if from_network else None
     made = made.model_copy(update={"finetune": config, "pretrain": PretrainConfig(start=network)})
 
-    parts: dict[str, set[int]] = {"train": set(), "dev": set(), "test": set()}
-    for shard in labelled_inputs(made):
-        parts[shard.part.partition("/")[0]] |= {text_hash(document.text) for document in shard.documents}
+    text = prepared_labelled(made)
+    hashes, column = text.column("texts"), text.column("parts")
+    parts = {part.name.lower(): set(hashes[column == part].tolist()) for part in Part}
     trained, heldout = ({text_hash(text) for text in texts} for texts in parts_of(made))
     everything = {text_hash(str(row["text"])) for row in rows}
     assert parts["dev"] | parts["test"]
@@ -313,31 +308,30 @@ def test_prepare_leaves_documents_of_heldout_sources_out_of_train(root: Path) ->
     write_rows(root / "data" / "dev.jsonl", [shared[3], shared[7].upper(), "The plot was good."])
     settings = {"heldout": [{"path": "dev.jsonl"}], "sources": [{"path": "a.jsonl"}], "heldout_fraction": 0.5}
     folder = prepared(recipe(root, **settings))
-    assert texts_of(folder / "train") == as_read(shared[:3] + shared[4:7] + shared[8:])
-    assert len(texts_of(folder / "heldout" / "dev")) == 3
-    assert [path.name for path in (folder / "heldout").iterdir()] == ["dev"]
+    assert texts_of(folder) == as_read(shared[:3] + shared[4:7] + shared[8:])
+    assert len(texts_of(folder, HELDOUT, "dev")) == len(texts_of(folder, HELDOUT)) == 3
 
 
 def test_prepare_holds_out_one_document_of_a_small_source_and_never_the_only_one(root: Path) -> None:
     write_rows(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad.", "The film  was GOOD."])
     write_rows(root / "data" / "b.jsonl", ["The hero was bad."])
     folder = prepared(recipe(root, heldout_fraction=1e-9))
-    sides = [texts_of(folder / part) for part in ("train", "heldout/a")]
+    sides = [texts_of(folder), texts_of(folder, HELDOUT, "a")]
     assert sorted({*sides[0]} - {"the hero was bad."} | {*sides[1]}) == [
         "the film was good.",
         "the plot was bad.",
     ]
-    assert not (folder / "heldout" / "b").exists()
+    assert not texts_of(folder, HELDOUT, "b")
 
 
 def test_prepare_never_holds_out_a_whole_source(root: Path) -> None:
     write_rows(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad."])
     write_rows(root / "data" / "b.jsonl", ["The hero was bad."])
     folder = prepared(recipe(root, heldout_fraction=1 - 1e-9))
-    sides = [texts_of(folder / part) for part in ("train", "heldout/a")]
+    sides = [texts_of(folder), texts_of(folder, HELDOUT, "a")]
     assert [len(side) for side in sides] == [2, 1]
     assert "the hero was bad." in sides[0]
-    assert not (folder / "heldout" / "b").exists()
+    assert not texts_of(folder, HELDOUT, "b")
 
 
 # --- interruptions
@@ -354,7 +348,7 @@ def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
     def make_shard(encoder: Any, corpus: Path, shard_input: Any) -> Any:
         if calls[0] == count:
-            half = corpus / shard_input.part / "000099.tmp"
+            half = corpus / "000099.tmp"
             half.mkdir(parents=True)
             (half / "tokens.npy").write_bytes(b"half a file")
             raise Killed
@@ -378,9 +372,9 @@ def test_prepare_continues_with_the_shards_that_an_interrupted_run_is_missing(
         with pytest.raises(Killed):
             prepared(recipe(root))
     with pytest.raises(CorpusError, match="not prepared, or not completely; run prepare"):
-        PreparedText.open(folder / "train")
+        PreparedText.open(folder)
     before = {name: time for name, time in made_at(folder).items() if "tmp" not in name}
-    assert len(before) == 4 * 3
+    assert len(before) == 4
     assert prepared(recipe(root)) == folder
     assert before.items() <= made_at(folder).items()
     assert {k: v for k, v in contents(folder).items() if "tmp" not in k} == expected
@@ -389,17 +383,17 @@ def test_prepare_continues_with_the_shards_that_an_interrupted_run_is_missing(
 def test_prepare_heldout_only_leaves_out_the_text_to_train_on(root: Path) -> None:
     folder = prepared(recipe(root), heldout_only=True)
     whole = prepared(named(recipe(root), "whole"))
-    assert [path.name for path in folder.iterdir()] == ["heldout"]
-    assert contents(folder / "heldout") == contents(whole / "heldout")
+    assert not texts_of(folder)
+    assert texts_of(folder, HELDOUT) == texts_of(whole, HELDOUT)
 
 
-def test_prepare_makes_lost_and_damaged_shards_again(root: Path) -> None:
+def test_prepare_makes_lost_and_unreadable_shards_again(root: Path) -> None:
     folder = prepared(recipe(root))
     expected = contents(folder)
-    (folder / "train" / "000001" / "tokens.npy").unlink()
-    with (folder / "train" / "000002" / "tokens.npy").open("ab") as file:
-        file.write(b"more")
-    (folder / "heldout" / "a" / "manifest.json").unlink()
+    (folder / "000001" / "tokens.npy").unlink()
+    for name in ("000002/tokens.npy", "000003/columns.npz"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    (folder / "000004" / "columns.npz").write_bytes(b"")
     assert contents(prepared(recipe(root))) == expected
 
 
@@ -451,20 +445,6 @@ def test_prepare_on_a_cluster_without_ray_says_what_to_do(root: Path, monkeypatc
 # --- what is refused
 
 
-def test_prepared_text_with_a_missing_file_names_it(root: Path) -> None:
-    folder = prepared(recipe(root)) / "train"
-    (folder / "000001" / "sentences.npy").unlink()
-    with pytest.raises(CorpusError, match=r"train/000001/sentences\.npy: missing.*run prepare again"):
-        PreparedText.open(folder)
-
-
-def test_prepared_text_of_another_version_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = prepared(recipe(root)) / "train"
-    monkeypatch.setattr(reader_module, "FORMAT", 99)
-    with pytest.raises(CorpusError, match="another version"):
-        PreparedText.open(folder)
-
-
 def test_prepared_text_of_an_unprepared_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="not prepared"):
         PreparedText.open(tmp_path)
@@ -480,11 +460,10 @@ def test_prepare_passes_over_shards_and_heldout_sources_without_known_words(root
     write_rows(root / "data" / "a.jsonl", ["Ξένο κείμενο είναι."] * 200)
     write_rows(root / "data" / "dev.jsonl", ["Ξένο κείμενο εδώ."])
     folder = prepared(recipe(root, heldout=[{"path": "dev.jsonl"}]))
-    text = PreparedText.open(folder / "train")
+    text = PreparedText.open(folder, use=TRAIN)
     assert [shard.tokens for shard in text.shards][:2] == [0, 0]
-    assert len(texts_of(folder / "train")) == text.documents == 40
-    with pytest.raises(CorpusError, match="not prepared"):
-        PreparedText.open(folder / "heldout" / "dev")
+    assert len(texts_of(folder)) == text.documents == 40
+    assert not PreparedText.open(folder, use=HELDOUT).tokens
 
 
 def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,7 +497,7 @@ def test_prepare_cuts_sentences_that_are_longer_than_an_example_and_warns_of_the
     folder = prepared(made.model_copy(update={"pretrain": PretrainConfig(examples=examples)}))
     assert "b: 1 sentences are longer than an example (pretrain.examples.short_length) and were cut" in caplog.text
     assert "a: " not in caplog.text
-    longest = int(np.diff(window(folder / "train").sentence_starts).max())
+    longest = int(np.diff(window(folder).sentence_starts).max())
     assert short_length / 2 < longest <= short_length - NUM_SPECIAL_TOKENS
 
 
@@ -554,11 +533,8 @@ def test_prepare_labelled_keeps_the_domain_and_the_group_of_each_text(tmp_path: 
     source = SourceConfig(path="a.jsonl", label="label", by="shop", group="film")
     config = FinetuneConfig(train=(source,), dev_fraction=0.0, augment_fraction=0.0)
     made = prepared_labelled(Recipe(name="x", data=tmp_path, run=tmp_path, finetune=config))
-    domains, groups = (PreparedText.open(made / "train").column(name) for name in ("domains", "groups"))
-    assert domains is not None
-    assert [domain.decode() for domain in domains.tolist()] == shops
-    assert groups is not None
-    assert groups.tolist() == [text_hash(film) for film in "0011"]
+    assert [domain.decode() for domain in made.column("domains").tolist()] == shops
+    assert made.column("groups").tolist() == [text_hash(film) for film in "0011"]
 
 
 def test_prepare_labelled_warns_of_words_that_the_network_does_not_know(
@@ -567,9 +543,9 @@ def test_prepare_labelled_warns_of_words_that_the_network_does_not_know(
     rows = [{"text": "The film was good.", "label": 1}, {"text": "Ξένο κείμενο.", "label": 0}]
     (root / "data" / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
     finetune = FinetuneConfig(train=(SourceConfig(path="c.jsonl", label="label"),), dev_fraction=0)
-    folder = prepared_labelled(recipe(root).model_copy(update={"finetune": finetune}))
+    text = prepared_labelled(recipe(root).model_copy(update={"finetune": finetune}))
     assert "c: 41% of the letters become [UNK]: the network's vocabulary does not have them. Start from" in caplog.text
-    assert PreparedText.open(folder / "train").documents == 2
+    assert (text.column("parts") == Part.TRAIN).sum() == 2
 
 
 def test_prepare_warns_of_few_heldout_documents(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> PreparedText:
         rows = (" ".join([LETTERS[n % 10]] * (n + 1)) + f"\n{LETTERS[n % 7]}" for n in range(SHARDS))
         (folder / "a.txt").write_text("\n\n".join(rows))
         corpus = {"sources": [{"path": "a.txt"}], "heldout_fraction": 0}
-        prepare(Recipe(name="r", data=folder, corpus=corpus), TOKENIZER, folder / "corpus")  # type: ignore[arg-type]
-        return PreparedText.open(folder / "corpus" / "train")
+        made = prepare(Recipe(name="r", data=folder, corpus=corpus), TOKENIZER, folder / "c")  # type: ignore[arg-type]
+        return PreparedText(folder / "c", made)
 
 
 def mapped_files(folder: Path) -> int:
@@ -53,7 +54,7 @@ def test_window_that_may_not_open_more_files_names_the_file_and_the_remedy(text:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        with pytest.raises(CorpusError, match=r"npy: cannot be read: Too many open files; .* raise its limit"):
+        with pytest.raises(CorpusError, match=r"npz: cannot be read: Too many open files; .* raise its limit"):
             text.window([0])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -67,13 +68,13 @@ def test_window_offsets_have_the_size_of_the_window(text: PreparedText) -> None:
     assert text.window().shards == text.shards[:WINDOW_SHARDS]
 
 
-def test_window_column_is_none_unless_every_shard_has_it(text: PreparedText) -> None:
-    assert text.window([0, 1]).column("labels") is None
-    file = text.folder / text.shards[0].name / "extra.npy"
-    np.save(file, np.array([7]))
-    assert text.window([0]).column("extra") == [7]
-    assert text.window([0, 1]).column("extra") is None
-    file.unlink()
+def test_column_in_a_file_of_all_documents(text: PreparedText) -> None:
+    assert not text.has("extra")
+    np.save(text.folder / "extra.npy", np.arange(SHARDS))
+    assert text.has("extra")
+    assert text.window([7, 3]).column("extra").tolist() == [7, 3]
+    assert text.column("extra").tolist() == list(range(SHARDS))
+    (text.folder / "extra.npy").unlink()
 
 
 def names(text: PreparedText, seed: int, epoch: int) -> list[list[str]]:
@@ -97,7 +98,8 @@ def test_windows_mix_shards_across_the_corpus(text: PreparedText, monkeypatch: p
 
 
 def test_checksum_is_that_of_the_text(text: PreparedText) -> None:
-    again = PreparedText.open(text.folder)
+    again = copy(text)
+    again.shards = text.shards[:]
     assert again.checksum == text.checksum
     again.shards.reverse()
     assert again.checksum != text.checksum

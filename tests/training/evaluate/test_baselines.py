@@ -13,12 +13,15 @@ import torch
 import training.evaluate.baselines as baselines_module
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review, sentence
-from training.corpus.texts import write_texts
-from training.evaluate.baselines import Labelled, fit_bag, read_baseline, read_test, write_baseline
+from training.corpus.reader import PreparedText
+from training.evaluate.baselines import Labelled, fit_bag, read_baseline, write_baseline
+from training.evaluate.texts import reported_texts
 from training.problems.choose import problem_of
 from training.problems.single_label import SingleLabel
 from training.recipe import Recipe, SourceConfig
+from training.runtime.distributed import DistContext
 from training.sources.documents import Document
+from training.stages import Pipeline
 
 PROBLEM = SingleLabel(("NEGATIVE", "POSITIVE"))
 
@@ -37,17 +40,19 @@ def answers(train: Labelled, dev: Labelled, test: Labelled, problem: SingleLabel
     return fit_bag(problem, train, dev)([document.text for document, _ in test]).argmax(1).tolist()
 
 
-def texts(recipe: Recipe, folder: Path) -> Path:
-    write_texts(recipe, folder)
-    return folder
+def store(recipe: Recipe) -> PreparedText:
+    labelled = Pipeline(recipe).labelled
+    assert labelled.ensure(DistContext())
+    return PreparedText.open(labelled.folder)
 
 
 def test_baseline_answers_the_test_texts(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    place = texts(make_recipe(), tmp_path / "texts")
-    write_baseline(PROBLEM, place, tmp_path)
+    recipe = make_recipe()
+    write_baseline(recipe.finetune, text := store(recipe), tmp_path)
     found = read_baseline(tmp_path)
     assert set(found) == {"reviews"}
-    right = found["reviews"].argmax(1) == torch.tensor([label for _, label in read_test(place)["reviews"]])
+    wanted = torch.from_numpy(reported_texts(text, recipe.finetune)["reviews"].targets)
+    right = found["reviews"].argmax(1) == wanted.argmax(1)
     assert right.float().mean() >= 0.9
 
 
@@ -59,18 +64,16 @@ def test_bag_that_can_learn_nothing_is_left_out_and_says_so(
     source = SourceConfig(path=str(tmp_path / "emoji.jsonl"), label="label")
     recipe = make_recipe()
     recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": (source,)})})
-    write_baseline(PROBLEM, texts(recipe, tmp_path / "texts"), tmp_path)
+    write_baseline(recipe.finetune, store(recipe), tmp_path)
     assert read_baseline(tmp_path) == {}
     assert f"the report has no {PROBLEM.bag}: " in caplog.text
 
 
-def test_bags_learn_from_texts_drawn_evenly(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = texts(make_recipe(), tmp_path)
-    every, _ = baselines_module._parts(place)
+def test_bags_learn_from_texts_drawn_evenly(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = store(make_recipe())
+    every, _ = baselines_module._parts(text)
     monkeypatch.setattr(baselines_module, "MAX_TEXTS", 3)
-    few, _ = baselines_module._parts(place)
+    few, _ = baselines_module._parts(text)
     assert few == [every[len(every) * i // 3] for i in range(3)]
 
 

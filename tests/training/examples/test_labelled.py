@@ -17,8 +17,14 @@ from tests.conftest import MakeCheckpoint
 from tests.training.texts import MemoryText
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
-from training.corpus.texts import write_texts
-from training.examples.labelled import LabelledStream, LabelledTexts, document_lengths, encode_texts, labelled_window
+from training.examples.labelled import (
+    LabelledStream,
+    LabelledTexts,
+    document_lengths,
+    encode_texts,
+    labelled_window,
+    trained_on,
+)
 from training.examples.loader import MicroBatches
 from training.examples.masking import Vocabulary, mask
 from training.examples.pairs import PairKind, Pairs
@@ -39,10 +45,8 @@ def stream(folder: Path, tokenizer: Tokenizer, rows: list[dict[str, Any]], **sou
     train = ({"path": "a.jsonl", "label": "label"} | source,)
     finetune = {"train": train, "dev_fraction": 0.0, "augment_fraction": 0.0}
     recipe = Recipe(name="labelled", data=folder, finetune=finetune)  # type: ignore[arg-type]
-    write_texts(recipe, folder / "texts")
-    prepare_labelled(recipe, tokenizer, folder / "texts", folder / "labelled")
-    text = PreparedText.open(folder / "labelled" / "train")
-    return LabelledStream(text, tokenizer, 2, max_length=64, teacher_weight=None, seed=1, micro_batch_tokens=512)
+    text = PreparedText(folder / "labelled", prepare_labelled(recipe, tokenizer, folder / "labelled"))
+    return LabelledStream(text, tokenizer, max_length=64, teacher_weight=None, seed=1, micro_batch_tokens=512)
 
 
 # --- one example
@@ -136,7 +140,7 @@ def test_document_lengths_are_those_of_the_examples(tmp_path: Path, tokenizer: T
     rows += [{"title": "good", "text": "film " * n, "label": n % 2} for n in range(1, 90)]
     made = stream(tmp_path, tokenizer, rows, text=("title", "text"), read=read)
     window = made.text.window()
-    texts = labelled_window(window, tokenizer, 2, 64)
+    texts = labelled_window(window, np.arange(len(rows)), tokenizer, 64)
     lengths = [len(texts.example(i, as_pair=read == "pair")) for i in range(len(texts))]
     assert document_lengths(window, 64).tolist() == lengths
 
@@ -147,7 +151,8 @@ def test_labelled_window_is_truncated_to_the_positions_of_a_network(
     served = load_checkpoint(save_sentiment(truncation="head_tail"))
     text = "good film " * 60
     made = stream(tmp_path, tokenizer, [{"text": f"{text} {i}", "label": i % 2} for i in range(4)])
-    whole = labelled_window(made.text.window(), tokenizer, 2, served.config.max_position_embeddings)
+    window = made.text.window()
+    whole = labelled_window(window, trained_on(window), tokenizer, served.config.max_position_embeddings)
     expected = tokenizer.encode(f"{text} 0", max_length=64, truncate=True, truncation="head_tail")
     assert whole.example(0, as_pair=False).input_ids.tolist() == expected.input_ids
 
@@ -157,16 +162,15 @@ def test_labelled_window_is_truncated_to_the_positions_of_a_network(
 
 def test_labelled_window_mixes_the_teacher_with_the_true_label(tmp_path: Path, tokenizer: Tokenizer) -> None:
     made = stream(tmp_path, tokenizer, [{"text": f"good {i}", "label": i % 2} for i in range(3)])
-    window = made.text.window()
-    labels = made.text.folder / window.shards[0].name / "labels.npy"
-    np.save(labels, np.array([0, 1, -1], np.int16))
-    np.save(labels.with_name("target_probs.npy"), np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]], np.float32))
-    mixed = labelled_window(window, tokenizer, 2, 64, teacher_weight=0.25)
+    window, rows = made.text.window(), np.arange(3)
+    np.save(made.text.folder / "labels.npy", np.array([0, 1, -1], np.int16))
+    np.save(made.text.folder / "target_probs.npy", np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]], np.float32))
+    mixed = labelled_window(window, rows, tokenizer, 64, teacher_weight=0.25)
     assert mixed.targets == pytest.approx(np.array([[0.95, 0.05], [0.15, 0.85], [0.1, 0.9]]))
     np.testing.assert_array_equal(mixed.truth, [[1, 0], [0, 1], [np.nan, np.nan]])
-    only_without_label = labelled_window(window, tokenizer, 2, 64, teacher_weight=0.0)
+    only_without_label = labelled_window(window, rows, tokenizer, 64, teacher_weight=0.0)
     assert only_without_label.targets == pytest.approx(np.array([[1, 0], [0, 1], [0.1, 0.9]]))
-    alone = labelled_window(window, tokenizer, 2, 64)
+    alone = labelled_window(window, rows, tokenizer, 64)
     np.testing.assert_array_equal(alone.targets, [[1, 0], [0, 1], [np.nan, np.nan]])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from sklearn.model_selection import GroupKFold, KFold
 
 from tests.training.conftest import MakeRecipe
+from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.finetune import bag_teacher
 from training.finetune.bag_teacher import label_out_of_fold
@@ -25,29 +25,33 @@ from training.stages import Pipeline
 TWO = problem_of(SINGLE_LABEL, ["NEGATIVE", "POSITIVE"])
 
 
-def train_texts(recipe: Recipe) -> Path:
-    pipeline = Pipeline(recipe)
-    assert all(stage.ensure(DistContext()) for stage in (pipeline.texts, pipeline.labelled))
-    return pipeline.labelled.folder / "train"
+def prepared(recipe: Recipe) -> PreparedText:
+    """Labelled text without a bag. A copy of its labels may be changed."""
+    labelled = Pipeline(recipe).labelled
+    assert labelled.ensure(DistContext())
+    text = PreparedText.open(labelled.folder)
+    np.save(text.folder / "labels.npy", text.column("labels"))
+    return text
 
 
-def read_column(folder: Path, name: str) -> np.ndarray:
-    column = PreparedText.open(folder).window().column(name)
-    assert column is not None
+def trained(text: PreparedText, name: str) -> np.ndarray:
+    """A column of the texts to train on."""
+    column: np.ndarray = text.column(name)[text.column("parts") == Part.TRAIN]
     return column
 
 
 def test_bag_teacher_labels_texts_that_it_has_not_read(make_recipe: MakeRecipe) -> None:
-    folder = train_texts(make_recipe())
-    label_out_of_fold(folder, TWO)
-    probabilities, labels = read_column(folder, COLUMN), read_column(folder, "labels")
+    text = prepared(make_recipe())
+    label_out_of_fold(text, TWO)
+    probabilities, labels = trained(text, COLUMN), trained(text, "labels")
     assert np.allclose(probabilities.sum(1), 1, atol=1e-5)
+    assert np.isnan(text.column(COLUMN)[text.column("parts") != Part.TRAIN]).all()
     assert (probabilities.argmax(1) == labels).mean() > 0.8, "opinions are in the words"
-    np.save(folder / "000000" / "labels.npy", np.random.default_rng(1).integers(2, size=len(labels)).astype(np.int16))
-    (folder / "000000" / f"{COLUMN}.npy").unlink()
-    label_out_of_fold(folder, TWO)
-    guesses = read_column(folder, COLUMN).argmax(1)
-    assert (guesses == read_column(folder, "labels")).mean() < 0.75, "what is by chance cannot be known"
+    by_chance = np.random.default_rng(1).integers(2, size=text.documents).astype(np.int16)
+    np.save(text.folder / "labels.npy", by_chance)
+    label_out_of_fold(text, TWO)
+    guesses = trained(text, COLUMN).argmax(1)
+    assert (guesses == trained(text, "labels")).mean() < 0.75, "what is by chance cannot be known"
 
 
 def test_bag_teacher_is_as_right_about_texts_of_groups_as_bags_that_have_read_no_text_of_the_group(
@@ -63,13 +67,13 @@ def test_bag_teacher_is_as_right_about_texts_of_groups_as_bags_that_have_read_no
             rows.append({"film": f"film {film}", "text": text, "label": label})
     (tmp_path / "films.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = f'{{path="{tmp_path / "films.jsonl"}",label="label",group="film"}}'
-    folder = train_texts(make_recipe(f"finetune.train=[{source}]", "finetune.dev_fraction=0"))
-    label_out_of_fold(folder, TWO)
+    text = prepared(make_recipe(f"finetune.train=[{source}]", "finetune.dev_fraction=0"))
+    label_out_of_fold(text, TWO)
 
-    text = PreparedText.open(folder)
-    window, labels = text.window(), read_column(folder, "labels").astype(np.int64)
+    window, labels = text.window(), trained(text, "labels").astype(np.int64)
     starts = window.sentence_starts[window.document_starts].tolist()
-    documents = [window.tokens(first, end) for first, end in itertools.pairwise(starts)]
+    rows = (text.column("parts") == Part.TRAIN).nonzero()[0].tolist()
+    documents = [window.tokens(starts[row], starts[row + 1]) for row in rows]
 
     def accuracy(probabilities: np.ndarray) -> float:
         return float((probabilities.argmax(1) == labels).mean())
@@ -80,22 +84,20 @@ def test_bag_teacher_is_as_right_about_texts_of_groups_as_bags_that_have_read_no
         return accuracy(bag_teacher._out_of_fold(documents, labels, folds, TWO, text.vocab_size))
 
     assert with_folds(KFold(5, shuffle=True, random_state=0), None) > 0.95, "the words of a group tell its label"
-    assert accuracy(read_column(folder, COLUMN)) == pytest.approx(
-        with_folds(GroupKFold(5), read_column(folder, "groups")), abs=0.1
-    )
+    assert accuracy(trained(text, COLUMN)) == pytest.approx(with_folds(GroupKFold(5), trained(text, "groups")), abs=0.1)
 
 
 def test_bag_teacher_knows_labels_that_some_folds_lack(make_recipe: MakeRecipe) -> None:
-    folder = train_texts(make_recipe())
-    labels = read_column(folder, "labels")
-    labels[0] = 2
-    np.save(folder / "000000" / "labels.npy", labels)
-    label_out_of_fold(folder, problem_of(SINGLE_LABEL, ["a", "b", "c"]))
-    assert read_column(folder, COLUMN).shape == (len(labels), 3)
+    text = prepared(make_recipe())
+    labels = text.column("labels")
+    labels[(text.column("parts") == Part.TRAIN).argmax()] = 2
+    np.save(text.folder / "labels.npy", labels)
+    label_out_of_fold(text, problem_of(SINGLE_LABEL, ["a", "b", "c"]))
+    assert text.column(COLUMN).shape == (len(labels), 3)
 
 
 def test_bag_teacher_of_one_label_is_none(make_recipe: MakeRecipe) -> None:
-    folder = train_texts(make_recipe())
-    np.save(folder / "000000" / "labels.npy", np.zeros(len(read_column(folder, "labels")), np.int16))
-    label_out_of_fold(folder, TWO)
-    assert PreparedText.open(folder).window().column(COLUMN) is None
+    text = prepared(make_recipe())
+    np.save(text.folder / "labels.npy", np.zeros(text.documents, np.int16))
+    label_out_of_fold(text, TWO)
+    assert not text.has(COLUMN)

@@ -17,16 +17,18 @@ from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network, save_new_network
 from tests.training.texts import review
 from training.command import STOPPED, main
+from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import predict_classification
-from training.examples.labelled import Fold, LabelledStream, epoch_size, labelled_window
+from training.examples.labelled import Fold, LabelledStream, epoch_size, labelled_window, trained_on
 from training.export.run import export
 from training.finetune.task import classifier_from
 from training.loop.stage import follow
 from training.loop.trainer import Trainer
 from training.pretrain.run import new_model
 from training.recipe import Recipe, SourceConfig
+from training.runtime.files import DONE
 from training.stages import Pipeline
 
 LARGER = ("model.hidden_size=64", "finetune.learning_rate=2e-3")
@@ -47,13 +49,13 @@ def soft_labels(recipe: Recipe) -> Path:
     return stage.folder
 
 
-def columns(recipe: Recipe) -> list[Path]:
-    return sorted(soft_labels(recipe).glob("*/target_probs.npy"))
+def column(recipe: Recipe) -> Path:
+    return soft_labels(recipe) / "target_probs.npy"
 
 
-def train_texts(recipe: Recipe) -> PreparedText:
+def labelled(recipe: Recipe) -> PreparedText:
     """The labelled texts with their soft labels."""
-    return PreparedText.open(Pipeline(recipe).labelled.folder / "train", soft_labels(recipe))
+    return PreparedText.open(Pipeline(recipe).labelled.folder, scores=soft_labels(recipe))
 
 
 @pytest.fixture(scope="module")
@@ -82,41 +84,37 @@ def recipe(make_recipe: MakeRecipe, teacher: Path) -> Recipe:
     return save_new_network(changed(recipe, test=()))
 
 
-def test_distill_writes_the_teachers_probabilities_beside_each_shard(
+def test_distill_writes_the_teachers_probabilities_of_all_texts_to_train_on(
     recipe: Recipe, teacher: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     assert made(recipe, "distill")
-    text = train_texts(recipe)
+    text = labelled(recipe)
     assert [shard.source for shard in text.shards] == ["reviews", "more"]
-    assert len(columns(recipe)) == 2
     window = text.window()
-    probabilities, labels = window.column("target_probs"), window.column("labels")
-    assert probabilities is not None
-    assert labels is not None
+    probabilities, labels, rows = window.column("target_probs"), window.column("labels"), trained_on(window)
     assert probabilities.shape == (text.documents, 2)
-    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(probabilities[rows].sum(1), 1, rtol=1e-5)
+    assert np.isnan(probabilities).any(1).sum() == text.documents - len(rows) > 0
     assert (labels[-20:] == -1).all(), "the texts without a label"
 
     loaded = load_checkpoint(teacher)
     assert isinstance(loaded.model, BertForSequenceClassification)
-    first, last = window.sentence_starts[window.document_starts[[0, 1]]]
+    first, last = window.sentence_starts[window.document_starts[[rows[0], rows[0] + 1]]]
     ids = [loaded.tokenizer.cls_id, *window.tokens(first, last).tolist(), loaded.tokenizer.sep_id]
     with torch.no_grad():
         expected = loaded.model.eval()(PackedBatch.pack([ids], outputs=[[0]])).softmax(1)[0]
-    np.testing.assert_allclose(probabilities[0], expected, atol=0.02)
-    assert caplog.messages[-1] == f"{follow(teacher)} labelled {text.documents} texts"
+    np.testing.assert_allclose(probabilities[rows[0]], expected, atol=0.02)
+    assert caplog.messages[-1] == f"{follow(teacher)} labelled {len(rows)} texts"
 
 
 def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
     assert made(recipe, "distill")
-    window = train_texts(recipe).window()
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    probabilities, labels = window.column("target_probs"), window.column("labels")
-    assert probabilities is not None
-    assert labels is not None
+    window = labelled(recipe).window()
+    tokenizer, rows = Tokenizer.load(recipe.folder / "tokenizer"), trained_on(window)
+    probabilities, labels = window.column("target_probs")[rows], window.column("labels")[rows]
     known = labels >= 0
-    targets = labelled_window(window, tokenizer, 2, 48, teacher_weight=0.25).targets
+    targets = labelled_window(window, rows, tokenizer, 48, teacher_weight=0.25).targets[rows]
     one_hot = np.eye(2)[labels[known]]
     np.testing.assert_allclose(targets[known], 0.75 * one_hot + 0.25 * probabilities[known], atol=1e-6)
     np.testing.assert_allclose(targets[~known], probabilities[~known], atol=1e-6)
@@ -129,25 +127,26 @@ def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) 
 
 def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -> None:
     assert made(recipe, "distill")
-    first, second = columns(recipe)
-    wanted, kept = np.load(second), first.stat().st_mtime_ns
-    second.unlink()
+    text, whole = labelled(recipe), np.load(column(recipe))
+    (soft_labels(recipe) / DONE).unlink()
     with pytest.raises(RunError, match="run distill first"):
         made(recipe, "finetune")
+    begun, first = whole.copy(), text.first_documents[1]
+    begun[:first] += 1  # what is there stays
+    begun[first + 3] = np.nan
+    np.save(column(recipe), begun)
     for _ in range(2):  # the second time, nothing is left to do
         assert made(recipe, "distill")
-        np.testing.assert_array_equal(np.load(second), wanted)
-        assert first.stat().st_mtime_ns == kept
+        np.testing.assert_array_equal(np.load(column(recipe))[:first], begun[:first])
+        np.testing.assert_array_equal(np.load(column(recipe))[first:], whole[first:])
 
 
-def test_distill_labels_a_damaged_shard_again(recipe: Recipe) -> None:
+def test_distill_makes_a_damaged_column_again(recipe: Recipe) -> None:
     assert made(recipe, "distill")
-    first, second = columns(recipe)
-    wanted, kept = np.load(second), first.stat().st_mtime_ns
-    second.write_bytes(second.read_bytes()[:-8])
+    whole = column(recipe).read_bytes()
+    column(recipe).write_bytes(whole[:-8])
     assert made(recipe, "distill")
-    np.testing.assert_array_equal(np.load(second), wanted)
-    assert first.stat().st_mtime_ns == kept
+    assert column(recipe).read_bytes() == whole
 
 
 def test_distill_by_another_teacher_is_another_result(recipe: Recipe, other_teacher: Path) -> None:
@@ -157,7 +156,7 @@ def test_distill_by_another_teacher_is_another_result(recipe: Recipe, other_teac
         made(other, "finetune")
     assert made(other, "distill")
     assert (recipe.folder / "soft_labels").resolve() == soft_labels(other)
-    assert np.abs(np.load(columns(recipe)[0]) - np.load(columns(other)[0])).max() > 0.1
+    assert np.nanmax(np.abs(np.load(column(recipe)) - np.load(column(other)))) > 0.1
 
 
 def test_finetune_with_another_weight_of_the_teacher_uses_the_same_labels(recipe: Recipe) -> None:
@@ -188,8 +187,9 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
     assert made(recipe, "finetune")
     loaded = load_checkpoint(recipe.folder / "sentiment")
     assert isinstance(loaded.model, BertForSequenceClassification)
-    window = train_texts(recipe).window()
-    answers = predict_classification(loaded.model, labelled_window(window, loaded.tokenizer, 2, 48, 1.0))
+    window = labelled(recipe).window()
+    texts = labelled_window(window, trained_on(window), loaded.tokenizer, 48, 1.0)
+    answers = predict_classification(loaded.model, texts)
     assert answers.figures()["accuracy"].value >= 0.9, "as the teacher says"
 
 
@@ -220,16 +220,14 @@ def test_distill_without_a_teacher_trains_one_per_fold_and_each_labels_what_it_h
     unlabelled = 'distill.sources=[{name="more", path="test.jsonl"}]'
     recipe = changed(save_new_network(make_recipe(*FOLDS, unlabelled)), test=())
     assert made(recipe, "distill")
-    text = train_texts(recipe)
-    together, groups, labels = (text.column(name) for name in ("target_probs", "groups", "labels"))
-    assert together is not None
-    assert groups is not None
-    assert labels is not None
+    text, names = labelled(recipe), ("target_probs", "groups", "labels")
+    rows = text.column("parts") == Part.TRAIN
+    together, groups, labels = (text.column(name)[rows] for name in names)
     alone = []
     for teacher in Pipeline(recipe).teachers:
         by_one = set_distill(recipe, teacher=teacher.folder / "model")
         assert made(by_one, "distill")
-        alone.append(train_texts(by_one).column("target_probs"))
+        alone.append(labelled(by_one).column("target_probs")[rows])
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
     for number, is_unread in enumerate([groups % 2 == 0, groups % 2 == 1]):
         chosen = is_unread & (labels >= 0)
@@ -243,19 +241,16 @@ def test_teacher_reads_only_the_labelled_texts_of_the_other_folds(make_recipe: M
     recipe = save_new_network(make_recipe(*FOLDS, 'distill.sources=[{name="more", path="test.jsonl"}]'))
     recipe = changed(recipe, test=())
     assert made(recipe, "prepare")
-    tokenizer, labelled = Tokenizer.load(recipe.folder / "tokenizer"), Pipeline(recipe).labelled
-    text = PreparedText.open(labelled.folder / "train")
-    groups, labels = text.column("groups"), text.column("labels")
-    assert groups is not None
-    assert labels is not None
+    tokenizer, text = Tokenizer.load(recipe.folder / "tokenizer"), PreparedText.open(Pipeline(recipe).labelled.folder)
+    groups, labels, trained = text.column("groups"), text.column("labels"), text.column("parts") == Part.TRAIN
     assert (labels == -1).any()
     for number in (0, 1):
-        stream = LabelledStream(text, tokenizer, 2, 48, None, 1, 256, left_out=Fold(number, 2))
+        stream = LabelledStream(text, tokenizer, 48, None, 1, 256, left_out=Fold(number, 2))
         read = np.unique(next(stream.windows()).order)
-        assert len(read) == stream.documents == ((groups % 2 != number) & (labels >= 0)).sum()
+        assert len(read) == stream.documents == (trained & (groups % 2 != number) & (labels >= 0)).sum()
         assert (groups[read] % 2 != number).all()
         assert (labels[read] >= 0).all()
-    assert epoch_size(text, 48, with_unlabelled=True)[0] == text.documents, "a student reads all"
+    assert epoch_size(text, 48, with_unlabelled=True)[0] == trained.sum(), "a student reads all"
 
 
 def test_distill_interrupted_among_the_teachers_says_so_and_continues(
@@ -270,7 +265,7 @@ def test_distill_interrupted_among_the_teachers_says_so_and_continues(
     assert "stopped; to continue: bert-train distill" in capsys.readouterr().err
     assert not list(recipe.folder.glob("stages/soft_labels-*"))
     assert main(arguments) == 0
-    assert list(recipe.folder.glob("soft_labels/*/target_probs.npy"))
+    assert (recipe.folder / "soft_labels" / "target_probs.npy").is_file()
 
 
 def test_teacher_of_another_vocabulary_is_refused(recipe: Recipe, teacher: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.training.one_cpu import one_cpu
 from tests.training.stages import made, save_new_network
 from tests.training.texts import BLAME, PRAISE, sentence, squeezed
 from training.command import main
+from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.examples.labelled import LabelledStream
@@ -126,7 +127,7 @@ def test_finetune_labels_join_values_and_leave_some_out(
     recipe = changed(recipe, train=(source,), test=(), labels=labels)
     assert made(recipe, "finetune")
     assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["BAD", "GOOD"]
-    assert PreparedText.open(recipe.folder / "labelled" / "train").documents == 40
+    assert (PreparedText.open(recipe.folder / "labelled").column("parts") == Part.TRAIN).sum() == 40
 
 
 # --- what is kept --------------------------------------------------------------------------------------------------
@@ -322,8 +323,8 @@ def test_finetune_reads_texts_as_often_as_epochs_say(finished: Recipe) -> None:
     resolved = read_resolved(seed_folder(finished))
     assert resolved is not None
     config, tokenizer = resolved.finetune, Tokenizer.load(finished.folder / "tokenizer")
-    text = PreparedText.open(Pipeline(finished).labelled.folder / "train")
-    stream = LabelledStream(text, tokenizer, 2, config.max_length, None, 1, resolved.micro_tokens(config))
+    text = PreparedText.open(Pipeline(finished).labelled.folder)
+    stream = LabelledStream(text, tokenizer, config.max_length, None, 1, resolved.micro_tokens(config))
     passes = [len(window) for window in islice(stream.windows(), round(config.epochs or 0))]
     steps = list(RunLog(seed_folder(finished) / "log.jsonl"))[-1]["step"]
     assert len(passes) == config.epochs == 2
@@ -361,7 +362,7 @@ def test_finetune_does_not_call_a_classifier_constant_on_dev_texts_of_one_label(
     source = SourceConfig(path=str(tmp_path / "films.jsonl"), label="label", group="film")
     recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.dev_fraction=1e-9"))
     assert made(changed(recipe, train=(source,), test=()), "finetune")
-    assert PreparedText.open(recipe.folder / "labelled" / "dev" / "films").documents == 3
+    assert (PreparedText.open(recipe.folder / "labelled").column("parts") == Part.DEV).sum() == 3
     assert "to every dev text" not in caplog.text
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from tests.training.commands import occupied
 from training.errors import RunError
-from training.loop.stage import DONE, RUNNING, Made, Stage, follow
+from training.loop.stage import RUNNING, Made, Stage, follow
 from training.runtime.distributed import DistContext
+from training.runtime.files import DONE
 
 ALONE = DistContext()
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import cast
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from training.corpus.encode import label_column, target_rows
 from training.evaluate import domains
-from training.evaluate.baselines import Labelled
+from training.evaluate.texts import EvaluatedTexts
 from training.problems.base import Problem
 from training.problems.multi_label import MultiLabel
 from training.problems.regression import Regression
@@ -23,13 +28,26 @@ from training.sources.labels import Target
 ONE, SEVERAL, NUMBER = SingleLabel(("a", "b")), MultiLabel(("a", "b")), Regression(("stars",))
 
 
-def part(*targets: Target, by: str = "") -> Labelled:
+@dataclass
+class Texts:
+    """Texts in memory in place of `EvaluatedTexts`."""
+
+    targets: NDArray[np.float32]
+    domains: list[str]
+    found: list[Document]
+
+    def documents(self, chosen: Sequence[int]) -> list[Document]:
+        return [self.found[i] for i in chosen]
+
+
+def part(*targets: Target, by: str = "", texts: Sequence[Document] = (), outputs: int = 2) -> EvaluatedTexts:
     """Texts with these targets; each letter of `by` is the domain of a text, a blank stands for none."""
-    names = by.ljust(len(targets))
-    return [(Document((f"text {i}",), domain=names[i].strip() or None), t) for i, t in enumerate(targets)]
+    documents = list(texts) or [Document((f"text {i}",)) for i in range(len(targets))]
+    domains = [letter.strip() for letter in by.ljust(len(targets))]
+    return cast("EvaluatedTexts", Texts(target_rows(label_column(targets), outputs), domains, documents))
 
 
-def report(problem: Problem, ours: Tensor, texts: Labelled, **others: Tensor) -> classifier.ClassifierReport:
+def report(problem: Problem, ours: Tensor, texts: EvaluatedTexts, **others: Tensor) -> classifier.ClassifierReport:
     return classifier.report_on(problem, {OURS: ours, **others}, texts)
 
 
@@ -68,11 +86,9 @@ def test_report_of_numbers_gains_by_smaller_errors() -> None:
 
 
 def test_report_shows_the_surest_wrong_answers_with_their_places() -> None:
-    texts: Labelled = [
-        (Document((f"so  {word}\n" + "x" * 300,), place=f"a.csv, line {n}"), 0) for n, word in enumerate("abc")
-    ]
+    texts = [Document((f"so  {word}\n" + "x" * 300,), place=f"a.csv, line {n}") for n, word in enumerate("abc")]
     scores = torch.tensor([[0.4, 0.6], [0.9, 0.1], [0.2, 0.8]])
-    first, second = report(ONE, scores, texts).wrong
+    first, second = report(ONE, scores, part(0, 0, 0, texts=texts)).wrong
     assert (first.place, first.label, first.answer) == ("a.csv, line 2", "a", "b")
     assert first.score == pytest.approx(0.8)
     assert first.text == "so c " + "x" * 195 + "…"

@@ -15,8 +15,9 @@ from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network
 from tests.training.texts import review, squeezed
+from training.corpus.parts import Part
+from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.baselines import read_test
 from training.finetune.task import classifier_from
 from training.loop.checkpoint import weights_hash
 from training.pretrain.run import new_model
@@ -188,7 +189,8 @@ def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
     recipe = changed(make_recipe(), test=(), test_fraction=0.25)
     save_models(recipe, None, "sentiment")
     assert made(recipe, "prepare")
-    tested = len(read_test(Pipeline(recipe).texts.folder)["reviews"])
+    parts = PreparedText.open(Pipeline(recipe).labelled.folder).column("parts")
+    tested = int((parts == Part.TEST).sum())
     assert 10 <= tested <= 30
     assert f"| reviews | {tested} |" in evaluate_squeezed(recipe)
     assert "no finetune.test" not in caplog.text
@@ -209,7 +211,8 @@ def test_evaluate_weights_prepares_heldout_text_only_and_reuses_the_baselines(
     evaluate(Pipeline(recipe), tmp_path)
     assert not any(line.startswith("TF-IDF") for line in caplog.messages), "read from baselines.json"
     (heldout,) = recipe.folder.glob("stages/heldout-*")
-    assert [path.name for path in heldout.iterdir() if path.is_dir()] == ["heldout"]
+    assert {shard.use for shard in PreparedText.open(heldout).shards} == {"heldout"}
+    assert len(list(recipe.folder.glob("stages/labelled-*"))) == 1
 
 
 def test_evaluate_weights_of_a_folder_without_models_names_one_that_has(

@@ -8,15 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.training.report.test_classifier import part
 from tests.training.texts import squeezed
-from training.evaluate.baselines import Labelled
 from training.evaluate.pretraining import PretrainingReport
 from training.problems.estimates import Figure
 from training.problems.single_label import SingleLabel
-from training.report import classifier
-from training.report.classifier import OURS, ClassifierReport, Comparison, Domains, WrongAnswer
+from training.report.classifier import OURS, ClassifierReport, Comparison, Domains, WrongAnswer, report_on
 from training.report.tables import Report, tables, wrong_answers
-from training.sources.documents import Document
 
 PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
 BAG = SingleLabel.bag
@@ -27,8 +25,8 @@ def answered(names: tuple[str, ...], *rows: tuple[int, ...], bag: bool = False) 
     counts = [(true, answer) for true, row in enumerate(rows) for answer, count in enumerate(row) for _ in range(count)]
     scores = torch.eye(len(names))[[answer for _, answer in counts]] * 0.6
     models = {OURS: scores} | ({BAG: scores} if bag else {})
-    texts: Labelled = [(Document((f"text {i}",)), true) for i, (true, _) in enumerate(counts)]
-    return classifier.report_on(SingleLabel(names), models, texts)
+    texts = part(*(true for true, _ in counts), outputs=len(names))
+    return report_on(SingleLabel(names), models, texts)
 
 
 def report(test: ClassifierReport | None = None, name: str = "reviews", **changes: object) -> Report:

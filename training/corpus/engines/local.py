@@ -23,7 +23,7 @@ SMALL_CHARACTERS = 1_000_000
 """Text of fewer characters is encoded in less time than worker processes take to start."""
 
 
-def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path) -> Iterator[tuple[ShardInput, Shard]]:
+def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, store: Path) -> Iterator[tuple[ShardInput, Shard]]:
     """Make shards on all cores, in the order of their inputs. At most two inputs per worker are in memory.
 
     Raises:
@@ -36,14 +36,14 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
     del first  # otherwise its text would stay in memory to the end
     if workers == 1 or characters < SMALL_CHARACTERS:
         encoder = ShardEncoder(tokenizer)
-        yield from ((shard_input, make_shard(encoder, corpus, shard_input)) for shard_input in inputs)
+        yield from ((shard_input, make_shard(encoder, store, shard_input)) for shard_input in inputs)
         return
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
     vocabulary = tokenizer.to_json()
     running: deque[tuple[ShardInput, Future[Shard]]] = deque()
     try:
         for shard_input in inputs:
-            running.append((shard_input, pool.submit(make_in_worker, vocabulary, corpus, shard_input)))
+            running.append((shard_input, pool.submit(make_in_worker, vocabulary, store, shard_input)))
             if len(running) == 2 * workers:
                 yield _next(running)
         while running:

@@ -19,11 +19,11 @@ MAX_RETRIES = 3
 """Times that a shard is made again after its worker or node has died."""
 
 
-def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path) -> Iterator[tuple[ShardInput, Shard]]:
+def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, store: Path) -> Iterator[tuple[ShardInput, Shard]]:
     """Make shards on all CPUs of the cluster (RAY_ADDRESS, or the one on this machine), in the order of their inputs.
     The inputs come back without their documents.
 
-    Two inputs per CPU are in the cluster at a time, so the object store never spills text to disk. `corpus` has to be
+    Two inputs per CPU are in the cluster at a time, so the object store never spills text to disk. `store` has to be
     the same folder on all nodes.
 
     Raises:
@@ -37,12 +37,12 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
     running: deque[tuple[ShardInput, Any]] = deque()
     try:
         for shard_input in inputs:
-            made = task.remote(vocabulary, corpus.resolve(), shard_input)
+            made = task.remote(vocabulary, store.resolve(), shard_input)
             running.append((replace(shard_input, documents=[]), made))  # the object store has the text
             if len(running) == limit:
-                yield _next(running, corpus)
+                yield _next(running, store)
         while running:
-            yield _next(running, corpus)
+            yield _next(running, store)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
         raise CorpusError(f"the Ray cluster lost a shard ({error}); run prepare again, it continues") from error
     finally:
@@ -50,9 +50,9 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
             ray.cancel(made)
 
 
-def _next(running: deque[tuple[ShardInput, Any]], corpus: Path) -> tuple[ShardInput, Shard]:
+def _next(running: deque[tuple[ShardInput, Any]], store: Path) -> tuple[ShardInput, Shard]:
     shard_input, made = running.popleft()
     shard: Shard = ray.get(made)
-    if not (corpus / shard_input.part / shard.name).is_dir():
-        raise CorpusError(f"{corpus} is another folder on some node of the Ray cluster: share it, or unset RAY_ADDRESS")
+    if not (store / shard.name).is_dir():
+        raise CorpusError(f"{store} is another folder on some node of the Ray cluster: share it, or unset RAY_ADDRESS")
     return shard_input, shard

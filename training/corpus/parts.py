@@ -1,0 +1,235 @@
+"""The part of each labelled text: trained on, dev, test, or left out.
+
+A function of hashes, labels and domains decides, so it reads no text, and every run decides alike. Texts and groups of
+test are in no other part, and those of dev are not trained on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.errors import RunError
+from training.recipe import REGRESSION, FinetuneConfig, SourceConfig, source_name
+from training.sources.documents import Document
+from training.sources.split import held_out_below
+from training.sources.tables import log_once
+
+FEW_DEV_TEXTS = 100
+"""Below this, one standard error of an accuracy of 0.9 is above 0.03."""
+
+logger = logging.getLogger(__name__)
+
+Rows = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
+Parts = NDArray[np.uint8]
+
+
+class Part(IntEnum):
+    """Values of the column `parts`."""
+
+    LEFT_OUT = 0
+    TRAIN = 1
+    DEV = 2
+    TEST = 3
+
+
+TEST, TRAIN, UNLABELLED = "test", "train", "unlabelled"
+"""The list of a recipe that names a source: `finetune.test`, `finetune.train` or `distill.sources`."""
+
+Sources = Sequence[tuple[str, SourceConfig]]
+"""Sources of labelled text, each with the list that names it."""
+
+
+def labelled_sources(config: FinetuneConfig, unlabelled: Sequence[SourceConfig]) -> Sources:
+    """The sources of labelled text, in the order in which they are read."""
+    lists = {TEST: config.test, TRAIN: config.train, UNLABELLED: unlabelled}
+    return [(use, source) for use, sources in lists.items() for source in sources]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that the split depends on, (documents,) each, in the order in which sources are read."""
+
+    sources: Rows
+    """Number of the document's source in `labelled_sources`."""
+    texts: Hashes
+    groups: Hashes
+    """See `training.sources.split.hashes`."""
+    labels: NDArray[Any]
+    """See `label_column`."""
+    domains: NDArray[np.bytes_]
+
+
+def split(
+    columns: Columns, is_changed: Mask, sources: Sources, config: FinetuneConfig, document: Callable[[int], Document]
+) -> Parts:
+    """(documents,) the `Part` of each document. A text that occurs several times is trained on once, and not at all if
+    its labels differ.
+
+    Args:
+        is_changed: (documents,) whether a document is the one before it in another form
+            (`finetune.augment_fraction`). It is trained on in place of that one.
+        document: reads a document, for messages.
+
+    Raises:
+        RunError: no text of some label is left to train on.
+    """
+    parts = np.full(len(is_changed), Part.LEFT_OUT, np.uint8)
+    rows = (~is_changed).nonzero()[0]
+    originals = Columns(*(getattr(columns, name)[rows] for name in Columns.__slots__))
+    parts[rows] = _split(originals, sources, config, lambda row: document(int(rows[row])))
+    changed = is_changed.nonzero()[0]
+    changed = changed[parts[changed - 1] == Part.TRAIN]
+    parts[changed], parts[changed - 1] = Part.TRAIN, Part.LEFT_OUT
+    return parts
+
+
+def held_out(numbers: Rows, texts: Hashes, groups: Hashes, sources: Sources, config: FinetuneConfig) -> Parts:
+    """(documents,) `TEST` and `DEV`; `LEFT_OUT` for others with a text or group of these; `TRAIN` for the rest.
+
+    Args:
+        numbers: (documents,) `Columns.sources`; `texts` and `groups` are columns, too.
+    """
+    is_test, is_low = np.zeros((2, len(texts)), np.bool_)
+    for number, (use, _) in enumerate(sources):
+        rows = (numbers == number).nonzero()[0]
+        if use == TEST:
+            is_test[rows] = True
+        elif use == TRAIN:
+            is_low[rows] = _lowest(groups[rows], config.dev_fraction)
+            if not config.test:  # from the other end, so that dev texts do not depend on test_fraction
+                is_test[rows] = _lowest(~groups[rows], config.test_fraction)
+    is_tested = _share(texts, groups, is_test)
+    is_dev = is_low & ~is_tested
+    parts = np.where(is_tested | _share(texts, groups, is_dev), Part.LEFT_OUT, Part.TRAIN).astype(np.uint8)
+    parts[is_dev], parts[is_test] = Part.DEV, Part.TEST
+    return parts
+
+
+def _lowest(groups: Hashes, fraction: float) -> Mask:
+    return groups < np.uint64(held_out_below(groups.tolist(), fraction))
+
+
+def _share(texts: Hashes, groups: Hashes, chosen: Mask) -> Mask:
+    """(documents,) whether each has a text or a group of the chosen documents."""
+    known = np.union1d(texts[chosen], groups[chosen])
+    return np.isin(texts, known) | np.isin(groups, known)
+
+
+def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document: Callable[[int], Document]) -> Parts:
+    numbers, texts, labels = columns.sources, columns.texts, columns.labels
+    held = held_out(numbers, texts, columns.groups, sources, config)
+    parts, test = held.copy(), (held == Part.TEST).nonzero()[0]
+    is_labelled = np.array([use == TRAIN for use, _ in sources])[numbers]
+    is_spelled_twice = np.array([source.treebank == "both" for _, source in sources])[numbers]
+
+    compared = (is_labelled & ~_share(texts, columns.groups, held == Part.TEST)).nonzero()[0]
+    first = _first_rows(texts, compared)
+    differs = labels[compared] != labels[first]
+    differing = compared[differs if differs.ndim == 1 else differs.any(1)]
+    parts[is_labelled & (held == Part.TRAIN) & np.isin(texts, texts[differing])] = Part.LEFT_OUT
+    trained = (is_labelled & (parts == Part.TRAIN)).nonzero()[0]
+    repeated = trained[(_first_rows(texts, trained) != trained) & ~is_spelled_twice[trained]]
+    parts[repeated] = Part.LEFT_OUT
+    counted = compared[(held[compared] != Part.DEV) & ((first == compared) | is_spelled_twice[compared])]
+    contradicted = differing[_first_rows(texts, differing) == differing]
+    repeated_test = test[_first_rows(texts, test) != test]
+
+    for number, (use, source) in enumerate(sources):
+        found = {"test": repeated_test, "train": repeated, "counted": counted, "contradicted": contradicted}
+        rows = {name: each[numbers[each] == number] for name, each in found.items()}
+        _tell(source_name(source), rows, held[numbers == number], use, config, document)
+        if source.balance is not None:
+            _balance(source.balance, columns, rows["counted"], (numbers == number) & (parts == Part.TRAIN), parts)
+    if config.train and (fault := _lacking(config, labels[is_labelled & (parts == Part.TRAIN)])):
+        raise RunError(fault)
+    return parts
+
+
+def _first_rows(texts: Hashes, rows: Rows) -> Rows:
+    """(rows,) the first of some rows that has the text of each."""
+    _, first, text = np.unique(texts[rows], return_index=True, return_inverse=True)
+    return rows[first[text]]
+
+
+def _balance(most: float, columns: Columns, counted: Rows, is_trained: Mask, parts: Parts) -> None:
+    """Leave out some documents of a source, so that a label has about `most` times as many as the rarest of its domain;
+    see `SourceConfig.balance`.
+
+    Args:
+        counted: rows that count.
+        is_trained: (documents,) whether each document of the source would be trained on.
+    """
+    counts = Counter(_keys(columns, counted))
+    rarest: dict[bytes, int] = {}
+    for (domain, _), count in counts.items():
+        rarest[domain] = min(count, rarest.get(domain, count))
+    shares = {key: most * rarest[key[0]] / count for key, count in counts.items()}
+    rows = is_trained.nonzero()[0]
+    for row, text, key in zip(rows, columns.texts[rows].tolist(), _keys(columns, rows), strict=True):
+        if (share := shares.get(key, 1.0)) < 1 and np.random.default_rng((text, 1)).random() >= share:
+            parts[row] = Part.LEFT_OUT
+
+
+def _keys(columns: Columns, rows: Rows) -> list[tuple[bytes, int]]:
+    return list(zip(columns.domains[rows].tolist(), columns.labels[rows].tolist(), strict=True))
+
+
+def _tell(
+    name: str,
+    rows: Mapping[str, Rows],
+    held: Parts,
+    use: str,
+    config: FinetuneConfig,
+    document: Callable[[int], Document],
+) -> None:
+    """Log what a source lacks, and what of it is left out.
+
+    Args:
+        rows: rows of the source by what they are; see `_split`.
+        held: (documents,) `held_out` of its documents.
+    """
+    if len(rows["test"]):
+        logger.info("%s: %d test texts occur before; the report counts them again", name, len(rows["test"]))
+    dev = int((held == Part.DEV).sum())
+    if use == TRAIN and config.dev_fraction and dev < FEW_DEV_TEXTS:
+        log_once(
+            f"{name}: only {dev} of {dev + len(rows['counted'])} texts are in dev, too few to choose weights or a "
+            "temperature reliably; raise finetune.dev_fraction, or label more texts"
+        )
+    if len(rows["contradicted"]):
+        example = document(int(rows["contradicted"][0]))
+        log_once(
+            f"{name}: {len(rows['contradicted'])} texts occur with different labels and are not trained on; "
+            f"correct the labels, such as that of {example.text[:60]!r} ({example.place})"
+        )
+    if use != TEST and (left_out := int(np.isin(held, (Part.LEFT_OUT, Part.TEST)).sum())):
+        logger.info("%s: %s documents are held out or tested on, and not trained on", name, f"{left_out:,}")
+    if len(rows["train"]):
+        logger.info("%s: left out %d texts that occur before with the same label", name, len(rows["train"]))
+
+
+def _lacking(config: FinetuneConfig, labels: NDArray[Any]) -> str:
+    """The reason why texts with these labels are not enough to train on; "" if they are."""
+    names = config.label_names
+    if config.problem_type == REGRESSION:
+        few = len(np.unique(labels)) < 2
+        return f"finetune.train has one {names[0]} for all texts: numbers must differ" if few else ""
+    counts = np.bincount(labels, minlength=len(names)) if labels.ndim == 1 else labels.sum(0)
+    if missing := [name for name, count in zip(names, counts, strict=True) if not count]:
+        return (
+            f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
+            "`limit`, are all its texts in finetune.test, held out (finetune.test_fraction) or in dev "
+            "(finetune.dev_fraction), do they all occur with another label too, or has finetune.labels one label too "
+            "many?"
+        )
+    return ""
