@@ -5,11 +5,11 @@
     corpus       tokenizer
     pretrain     tokenizer, corpus
     labelled     tokenizer
-    teacher      labelled, pretrain                 one for each fold
+    teacher      labelled, pretrain                        one for each fold
     soft_labels  labelled, teachers
-    finetune     labelled, soft_labels, pretrain    one for each seed
-    baseline     labelled
-    heldout      tokenizer                          for `evaluate --weights`
+    bag          labelled
+    finetune     labelled, pretrain, soft_labels or bag    one for each seed
+    heldout      tokenizer                                 for `evaluate --weights`
 
 The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the stage's settings and of the stages that
 it needs. So another setting means another folder, and no result is overwritten. Names of sources and what only a report
@@ -39,14 +39,12 @@ from training.corpus.fingerprint import (
     source_settings,
     tokenizer_hash,
 )
-from training.corpus.parts import Part
 from training.corpus.prepare import corpus_settings, prepare, prepare_labelled, text_settings
 from training.corpus.reader import FORMAT, PreparedText
 from training.corpus.tokenizer import make_tokenizer
 from training.errors import MissingTextError, RunError
 from training.examples.labelled import Fold
 from training.finetune.distill import load_teachers, write_soft_labels
-from training.finetune.plan import PlanPolicy
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, best_seed
 from training.finetune.task import keeps_last_layer
@@ -115,7 +113,7 @@ class Pipeline:
     def labelled(self) -> Stage:
         """The labelled text, and the text that teachers label: its token ids, and the part of each."""
         recipe, tokenizer = self.ordered, self.start.tokenizer if self.start else None
-        return self._labelled(recipe, tokenizer, bag=_needs_bag(recipe), links={"labelled": ""})
+        return self._labelled(recipe, tokenizer, links={"labelled": ""})
 
     def labelled_for(self, tokenizer: Tokenizer) -> Stage:
         """The labelled text for another classifier: the run's own, or in its vocabulary if that is not there."""
@@ -124,47 +122,47 @@ class Pipeline:
                 return self.labelled
         return self._labelled(self.recipe, tokenizer)
 
-    def _labelled(self, recipe: Recipe, tokenizer: Tokenizer | None, bag: str = "", **more: Any) -> Stage:
+    def _labelled(self, recipe: Recipe, tokenizer: Tokenizer | None, **more: Any) -> Stage:
         """The labelled text with the labels in the order of a recipe.
 
         Args:
             tokenizer: None for that of the run.
-            bag: see `_needs_bag`.
         """
         config, unlabelled = recipe.finetune, recipe.distill.sources if recipe.distill else ()
         sources = (*config.train, *config.test, *unlabelled)
-        settings = text_settings(recipe) | {"files": self._files(sources), "format": FORMAT, "bag": bag}
+        settings = text_settings(recipe) | {"files": self._files(sources), "format": FORMAT}
         if tokenizer is not None:
             settings["tokenizer"] = tokenizer_hash(tokenizer)
 
         def make(folder: Path) -> Made:
-            made = prepare_labelled(recipe, tokenizer or Tokenizer.load(self.tokenizer.folder), folder)
-            text = PreparedText(folder, made)
-            is_small = (text.column("parts") == Part.TRAIN).sum() <= PlanPolicy().max_bag_texts
-            if bag == "always" or (bag == "few" and is_small):
-                from training.finetune.bag_teacher import label_out_of_fold
-
-                label_out_of_fold(text, problem_of(SINGLE_LABEL, config.label_names))
-            return made
+            return prepare_labelled(recipe, tokenizer or Tokenizer.load(self.tokenizer.folder), folder)
 
         needs = () if tokenizer else (self.tokenizer,)
         shown = {"names": _names(sources), "reported": source_settings(config.test)}
         return self._stage("labelled", "prepare", settings, _always(make), needs=needs, shown=shown, **more)
 
     @cached_property
-    def baseline(self) -> Stage:
-        """Scores of a bag of words for the test texts."""
-        return self.baseline_of(self.labelled)
+    def bag(self) -> Stage:
+        """Scores of a bag of words for the labelled text."""
+        return self.bag_of(self.labelled)
 
-    def baseline_of(self, labelled: Stage) -> Stage:
-        """The bag of words on labelled text."""
+    def bag_of(self, labelled: Stage) -> Stage:
+        """Scores of a bag of words for other labelled text."""
 
         def make(folder: Path) -> None:
-            from training.evaluate.baselines import write_baseline  # a machine with a GPU may lack scikit-learn
+            from training.evaluate.bag import write_bag  # a machine with a GPU may lack scikit-learn
 
-            write_baseline(self.recipe.finetune, PreparedText.open(labelled.folder), folder)
+            store = PreparedText.open(labelled.folder)
+            write_bag(problem_of(self.recipe.finetune.problem_type, store.labels), store, folder)
 
-        return self._stage("baseline", "evaluate", {}, _always(make), needs=(labelled,), shown=labelled.shown)
+        return self._stage("bag", "prepare", {}, _always(make), needs=(labelled,))
+
+    @property
+    def _bag_teacher(self) -> list[Stage]:
+        """The bag of words if it may be a teacher of the classifier; see `finetune.bag_weight`."""
+        config = self.recipe.finetune
+        is_used = config.problem_type == SINGLE_LABEL and not self.recipe.distill and config.bag_weight != 0
+        return [self.bag] if is_used else []
 
     # --- networks --------------------------------------------------------------------------------------------------
 
@@ -233,8 +231,8 @@ class Pipeline:
     @cached_property
     def seeds(self) -> dict[int, Stage]:
         """The classifier of each seed."""
-        soft_labels = self.soft_labels
-        return {seed: self._classifier("finetune", "finetune", seed, None, soft_labels) for seed in self._seeds}
+        teacher = self.soft_labels or next(iter(self._bag_teacher), None)
+        return {seed: self._classifier("finetune", "finetune", seed, None, teacher) for seed in self._seeds}
 
     @property
     def _seeds(self) -> tuple[int, ...]:
@@ -328,7 +326,8 @@ class Pipeline:
         if command == "tokenizer":
             return [self.tokenizer]
         if command == "prepare":  # labelled texts first: a wrong label is found before the large text is prepared
-            return [*([self.labelled] if self.has_labels else []), *([self.corpus] if self.pretrains else [])]
+            labelled = [self.labelled, *self._bag_teacher] if self.has_labels else []
+            return [*labelled, *([self.corpus] if self.pretrains else [])]
         if command == "pretrain":
             return [self.pretrain]
         if command == "distill":
@@ -339,10 +338,10 @@ class Pipeline:
                 )
             return [self.labelled, *self.teachers, self.soft_labels]
         if command == "evaluate":
-            return [self.baseline] if self.has_labels else []
+            return [self.bag] if self.has_labels else []
         if not self.has_labels:
             raise RunError("finetune.train has no source to train a classifier on")
-        return [self.labelled, *self.seeds.values()]
+        return [self.labelled, *self._bag_teacher, *self.seeds.values()]
 
     def commands(self) -> list[str]:
         """The commands of `all`, in order."""
@@ -441,14 +440,6 @@ def _always(make: Callable[[Path], Made]) -> Callable[[Path, DistContext], Made]
 
 def _names(sources: Sequence[SourceConfig]) -> list[str]:
     return [source_name(source) for source in sources]
-
-
-def _needs_bag(recipe: Recipe) -> str:
-    """The use of a bag of words as a teacher of the classifier: always, for few texts, or none ("")."""
-    config = recipe.finetune
-    if config.problem_type != SINGLE_LABEL or recipe.distill or config.bag_weight == 0:
-        return ""
-    return "always" if config.bag_weight else "few"
 
 
 def _versions() -> dict[str, Any]:

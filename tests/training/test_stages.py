@@ -23,7 +23,7 @@ from training.recipe import Recipe, load_recipe
 from training.runtime.files import DONE
 from training.stages import Pipeline
 
-STAGES = {"tokenizer", "corpus", "labelled", "pretrain", "finetune", "baseline"}
+STAGES = {"tokenizer", "corpus", "labelled", "pretrain", "finetune", "bag"}
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def test_pipeline_keys_do_not_depend_on_the_folder_of_runs_or_on_where_and_when_
         ("model.hidden_size=32", {"pretrain", "finetune"}),
         ("half_residual=true", {"pretrain", "finetune"}),
         ("seed=2", {"pretrain", "finetune"}),
-        ("finetune.dev_fraction=0.3", {"baseline", "labelled", "finetune"}),
-        ('finetune.labels={"1"="POSITIVE","0"="NEGATIVE"}', {"baseline", "labelled", "finetune"}),
+        ("finetune.dev_fraction=0.3", {"bag", "labelled", "finetune"}),
+        ('finetune.labels={"1"="POSITIVE","0"="NEGATIVE"}', {"bag", "labelled", "finetune"}),
         ("finetune.epochs=3", {"finetune"}),
         ("finetune.seeds=[1]", set()),
         ("finetune.seeds=[2]", {"finetune"}),
@@ -104,12 +104,12 @@ def test_pipeline_keys_depend_on_the_settings_of_a_stage_and_of_those_before_it(
         ('corpus.sources=[{path="a.txt"}]', 'corpus.sources=[{name="b",path="a.txt"}]', {"corpus"}),
         ('corpus.sources=[{path="a.txt"}]', 'corpus.sources=[{path="a.txt",by="city",balance=2}]', set()),
         ('corpus.heldout=[{path="a.txt"}]', 'corpus.heldout=[{name="b",path="a.txt"}]', {"corpus"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{name="b",A}]', {"baseline", "labelled"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{by="city",A}]', {"baseline", "labelled"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{read="text",A}]', {"baseline", "labelled"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{group="film",A}]', {"baseline", "labelled", "finetune"}),
-        ("finetune.train=[{A}]", 'finetune.train=[{name="b",A}]', {"baseline", "labelled"}),
-        ("finetune.train=[{A}]", 'finetune.train=[{by="city",A}]', {"baseline", "labelled", "finetune"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{name="b",A}]', {"bag", "labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{by="city",A}]', {"bag", "labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{read="text",A}]', {"bag", "labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{group="film",A}]', {"bag", "labelled", "finetune"}),
+        ("finetune.train=[{A}]", 'finetune.train=[{name="b",A}]', {"bag", "labelled"}),
+        ("finetune.train=[{A}]", 'finetune.train=[{by="city",A}]', {"bag", "labelled", "finetune"}),
     ],
 )
 @pytest.mark.parametrize("from_network", [False, True])
@@ -141,8 +141,8 @@ def test_pipeline_corpus_depends_on_the_split_of_labelled_texts_if_a_network_is_
     ("name", "names"),
     [
         ("stories.txt", STAGES),
-        ("reviews.jsonl", {"baseline", "labelled", "finetune"}),
-        ("test.jsonl", {"baseline", "labelled", "finetune"}),
+        ("reviews.jsonl", {"bag", "labelled", "finetune"}),
+        ("test.jsonl", {"bag", "labelled", "finetune"}),
     ],
 )
 def test_pipeline_keys_depend_on_the_contents_of_files(recipe: Recipe, name: str, names: set[str]) -> None:
@@ -329,7 +329,7 @@ def test_list_names_what_is_done_begun_missing_and_unneeded(
         ["done", str(pipeline.corpus.folder)],
         ["begun", str(pipeline.pretrain.folder)],
         ["missing", str(pipeline.seeds[1].folder)],
-        ["missing", str(pipeline.baseline.folder)],
+        ["missing", str(pipeline.bag.folder)],
         ["unneeded", str(other.folder)],
     ]
     assert [line[1:3] for line in lines if line[0] == "begun"] == [["1.5", "MB"]]

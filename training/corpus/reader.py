@@ -123,18 +123,11 @@ class PreparedText:
         """A column: (documents, ...) of all documents, or of those of some shards. It is in the shards, such as
         `labels`, or a file with all documents, such as `parts`."""
         numbers = range(len(self.shards)) if numbers is None else numbers
-        if file := self._file(name):
+        files = [place / f"{name}.npy" for place in (self._scores, self.folder) if place]
+        if file := next(filter(Path.is_file, files), None):
             whole = np.load(file, mmap_mode="r")
             return np.concatenate([whole[self.first_documents[i] : self.first_documents[i + 1]] for i in numbers])
         return np.concatenate([self.load(self.shards[i], name) for i in numbers])
-
-    def _file(self, name: str) -> Path | None:
-        files = (place / f"{name}.npy" for place in (self._scores, self.folder) if place)
-        return next((file for file in files if file.is_file()), None)
-
-    def has(self, name: str) -> bool:
-        """Whether there is a file of a column."""
-        return self._file(name) is not None
 
     def load(self, shard: Shard, name: str) -> NDArray[Any]:
         """A column of a shard, or its `tokens`, mapped from disk."""

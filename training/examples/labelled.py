@@ -140,6 +140,7 @@ def labelled_window(
     if teacher_weight is not None:
         probabilities = window.column("target_probs")
         mixed = (1 - teacher_weight) * targets + teacher_weight * probabilities
+        mixed = np.where(np.isnan(probabilities), targets, mixed)
         targets = np.where(np.isnan(targets), probabilities, mixed).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
     return LabelledTexts(window, documents, targets, read, tokenizer, max_length, truth)

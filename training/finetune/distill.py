@@ -25,7 +25,6 @@ from training.examples.labelled import Fold, is_unlabelled, labelled_window, tra
 from training.recipe import FinetuneConfig, Recipe
 from training.runtime.device import choose_device
 
-COLUMN = "target_probs"
 logger = logging.getLogger(__name__)
 
 
@@ -36,7 +35,7 @@ def write_soft_labels(recipe: Recipe, teachers: Sequence[Checkpoint], labelled: 
         labelled: folder of the labelled text.
         folder: gets the column: (documents, labels), NaN for other texts.
     """
-    text, file = PreparedText.open(labelled), folder / f"{COLUMN}.npy"
+    text, file = PreparedText.open(labelled), folder / "target_probs.npy"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         np.save(part := file.with_suffix(".part.npy"), np.full((text.documents, len(text.labels)), np.nan, np.float32))

@@ -20,7 +20,6 @@ from training.evaluate.classification import Answers, check_reading, predict_cla
 from training.evaluate.texts import evaluated_texts
 from training.examples.labelled import Fold, LabelledStream, LabelledTexts, epoch_size
 from training.finetune.calibration import calibrate
-from training.finetune.distill import COLUMN
 from training.finetune.plan import PLANNED, planned, with_whole_passes
 from training.finetune.selection import SeedResult, dev_figures
 from training.finetune.task import ClassificationLoss, classifier_from, keeps_last_layer
@@ -87,7 +86,7 @@ def finetune(
     Args:
         start: network or classifier to start from.
         labelled: folder of the labelled text.
-        soft_labels: folder that `distill` wrote.
+        soft_labels: folder with the probabilities of teachers or of a bag of words.
         folder: folder of the log, the checkpoints and the classifier.
         left_out: texts that are not trained on.
 
@@ -100,14 +99,14 @@ def finetune(
     check_start(recipe, start)
     train = PreparedText.open(labelled, scores=soft_labels)
     dist.check_equal([train.tokenizer_hash, train.checksum])
-    recipe = _plan(recipe, start, train, folder, dist, with_unlabelled=soft_labels is not None)
+    recipe = _plan(recipe, start, train, folder, dist, with_unlabelled=bool(recipe.distill and soft_labels))
     training = _Training(
         recipe,
         start,
         train,
         open_dev(start, train),
         _fitted_problem(recipe, train),
-        _soft_label_weight(recipe, train, soft_labels),
+        _soft_label_weight(recipe, soft_labels),
         folder,
         seed,
         left_out,
@@ -172,11 +171,11 @@ def _fitted_problem(recipe: Recipe, train: PreparedText) -> Problem:
     return problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
 
 
-def _soft_label_weight(recipe: Recipe, train: PreparedText, soft_labels: Path | None) -> float | None:
+def _soft_label_weight(recipe: Recipe, soft_labels: Path | None) -> float | None:
     """Weight of the probabilities of teachers or of a bag of words; None without any."""
-    if recipe.finetune.bag_weight and train.has(COLUMN):
-        return recipe.finetune.bag_weight
-    return recipe.distill.weight if recipe.distill and soft_labels else None
+    if soft_labels is None:
+        return None
+    return recipe.distill.weight if recipe.distill else recipe.finetune.bag_weight or None
 
 
 def _kept_plan(recipe: Recipe, folder: Path, dist: DistContext) -> Recipe:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -17,8 +16,6 @@ from model.heads import BertForSequenceClassification
 from training.problems.estimates import Estimate, ratio
 
 Floats = NDArray[np.float32]
-Bag = Callable[[Any], Floats]
-"""Features (texts, words) to scores (texts, outputs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +51,6 @@ class Problem(ABC):
     """Whether lower values of these two figures are better."""
     constant: ClassVar[str]
     """Name of the answer of `constant_of`."""
-    bag: ClassVar[str] = "TF-IDF + logistic regression"
-    """Name of the bag of words that `fit` makes."""
     wrong_title: ClassVar[str] = "Surest wrong answers"
     """Title of the texts that `wrongness` ranks."""
     wrong_name: ClassVar[str] = "score"
@@ -105,17 +100,6 @@ class Problem(ABC):
     @abstractmethod
     def wrongness(self, scores: Tensor, targets: Tensor) -> Tensor:
         """(texts,) how wrong each answer is; 0 if it is right."""
-
-    @abstractmethod
-    def fit(self, features: Any, targets: Floats, strength: float) -> Bag:
-        """A linear model over a bag of words.
-
-        Args:
-            strength: inverse regularisation.
-
-        Raises:
-            ValueError: there is nothing to learn.
-        """
 
     def rarest(self, targets: Tensor) -> int:
         """Number of texts of the rarest label, or of all texts. If it is small, figures are mostly chance."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.problems.base import Bag, Floats, LabelProblem, f1
+from training.problems.base import LabelProblem, f1
 from training.problems.estimates import Estimate, average, mean
 
 THRESHOLD = 0.5
@@ -70,10 +68,3 @@ class MultiLabel(LabelProblem):
         """The confidence of the surest wrong decision."""
         confidence, right = self.decisions(scores, targets)
         return (confidence * ~right).view_as(scores).amax(1)
-
-    def fit(self, features: Any, targets: Floats, strength: float) -> Bag:
-        """One against the rest: a logistic regression for each label."""
-        from sklearn.linear_model import LogisticRegression  # only reports need it
-
-        models = [LogisticRegression(C=strength, max_iter=1000).fit(features, column) for column in targets.T]
-        return lambda rows: np.stack([model.predict_proba(rows)[:, 1] for model in models], 1).astype(np.float32)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.heads import BertForSequenceClassification
-from training.problems.base import Bag, Floats, Problem
+from training.problems.base import Problem
 from training.problems.estimates import Estimate, correlation, mean, root
 
 
@@ -31,7 +31,6 @@ class Regression(Problem):
     compared = "root_mean_squared_error"
     lower_is_better = True
     constant = "mean"
-    bag = "TF-IDF + ridge regression"
     wrong_title = "Largest errors"
     wrong_name = "error"
 
@@ -76,10 +75,3 @@ class Regression(Problem):
     def wrongness(self, scores: Tensor, targets: Tensor) -> Tensor:
         """The absolute error."""
         return (scores - targets).abs().squeeze(1)
-
-    def fit(self, features: Any, targets: Floats, strength: float) -> Bag:
-        """A ridge regression."""
-        from sklearn.linear_model import Ridge  # only reports need it
-
-        model = Ridge(alpha=10 / strength).fit(features, targets[:, 0])
-        return lambda rows: model.predict(rows).astype(np.float32)[:, None]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.problems.base import Bag, Floats, LabelProblem, one_hot
+from training.problems.base import LabelProblem, one_hot
 from training.problems.estimates import Estimate, mean
 
 
@@ -71,21 +68,3 @@ class SingleLabel(LabelProblem):
 
     def rarest(self, targets: Tensor) -> int:
         return int(targets.sum(0).min())
-
-    def fit(self, features: Any, targets: Floats, strength: float) -> Bag:
-        """One against the rest: as accurate as a multinomial regression, and much faster."""
-        from sklearn.linear_model import LogisticRegression  # a machine with a GPU may lack scikit-learn
-        from sklearn.multiclass import OneVsRestClassifier
-
-        # Without random_state, the operating system chooses the order in which the solver visits the texts.
-        regression = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=300, random_state=0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it need not converge
-            model = OneVsRestClassifier(regression).fit(features, targets.argmax(1))
-
-        def scores(rows: Any) -> Floats:
-            found = np.zeros((rows.shape[0], targets.shape[1]), np.float32)
-            found[:, model.classes_] = model.predict_proba(rows)
-            return found
-
-        return scores

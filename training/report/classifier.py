@@ -18,6 +18,9 @@ from training.problems.estimates import Estimate, Figure
 OURS = "this model"
 """Name of the evaluated model in a table."""
 
+BAG = "TF-IDF + linear SVM"
+"""Name of the bag of words in a table."""
+
 NOISE = 2.0
 """Number of standard errors below which a difference may be chance."""
 
@@ -143,9 +146,9 @@ def report_on(problem: Problem, scores: Mapping[str, Tensor], part: EvaluatedTex
 
 def _against_bag(problem: Problem, figures: Mapping[str, Mapping[str, Estimate]]) -> Comparison | None:
     """The comparison with a bag of words; None without one, or if the texts do not define the figure."""
-    if problem.bag not in figures:
+    if BAG not in figures:
         return None
-    ours, bag = (figures[name][problem.compared] for name in (OURS, problem.bag))
+    ours, bag = (figures[name][problem.compared] for name in (OURS, BAG))
     gain = bag - ours if problem.lower_is_better else ours - bag
     return None if math.isnan(gain.value) else Comparison(ours.value, bag.value, gain.value, gain.standard_error)
 

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from training.corpus.reader import PreparedText
 from training.errors import MissingTextError, RunError
-from training.evaluate.baselines import read_baseline
 from training.evaluate.classification import check_reading, load_classifier, predict_classification
 from training.evaluate.pretraining import evaluate_pretraining
 from training.evaluate.texts import DEV, PAIR, EvaluatedTexts, reported_texts
@@ -28,7 +28,7 @@ from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Figure
 from training.recipe import SINGLE_LABEL, Recipe, source_name
-from training.report.classifier import OURS, report_on
+from training.report.classifier import BAG, OURS, report_on
 from training.report.plots import plot_confusion, plot_losses, plot_reliability
 from training.report.tables import Report, tables, title_of, wrong_answers
 from training.runtime.device import choose_device
@@ -144,14 +144,17 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
     checkpoint = load_classifier(classifier, recipe.finetune.in_order_of(loaded.config.labels))
     labelled = pipeline.labelled if is_own else pipeline.labelled_for(checkpoint.tokenizer)
     labelled.ensure(DistContext())
-    store = PreparedText.open(labelled.folder)
+    bag = pipeline.bag_of(labelled)
+    store = PreparedText.open(labelled.folder, scores=bag.folder)
     test = reported_texts(store, recipe.finetune)
     for source in recipe.finetune.tested:
         if source_name(source) not in test:
             reason = "finetune.labels leaves out all of its texts" if recipe.finetune.test else "it has only one group"
             logger.warning("%s is not evaluated: %s", source_name(source), reason)
-    baseline = pipeline.baseline_of(labelled)
-    baseline.ensure(DistContext())
+    of_bag = {}
+    if recipe.finetune.train:
+        bag.ensure(DistContext())
+        of_bag = {name: torch.from_numpy(store.column("target_probs")[part.rows]) for name, part in test.items()}
     if not test:
         logger.warning("there is nothing to evaluate the classifier on: give finetune.test, or a finetune.dev_fraction")
     elif not recipe.finetune.tested:
@@ -163,7 +166,7 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
     several = results if len(results) > 1 else {}
     models = {
         OURS: _scores(recipe, checkpoint, test),
-        problem.bag: read_baseline(baseline.folder),
+        BAG: of_bag,
         "the shipped classifier": _shipped(recipe, classifier, test),
     }
     reports = {

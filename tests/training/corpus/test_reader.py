@@ -69,9 +69,7 @@ def test_window_offsets_have_the_size_of_the_window(text: PreparedText) -> None:
 
 
 def test_column_in_a_file_of_all_documents(text: PreparedText) -> None:
-    assert not text.has("extra")
     np.save(text.folder / "extra.npy", np.arange(SHARDS))
-    assert text.has("extra")
     assert text.window([7, 3]).column("extra").tolist() == [7, 3]
     assert text.column("extra").tolist() == list(range(SHARDS))
     (text.folder / "extra.npy").unlink()

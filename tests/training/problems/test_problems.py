@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ import torch
 from model import BertForSequenceClassification, load_checkpoint
 from tests.conftest import MakeCheckpoint
 from training.problems.base import Problem
-from training.problems.choose import PROBLEMS, problem_of
+from training.problems.choose import problem_of
 from training.problems.multi_label import MultiLabel
 from training.problems.regression import Regression
 from training.problems.single_label import SingleLabel
@@ -92,12 +90,3 @@ def test_regression_is_trained_in_units_of_the_deviation_and_answers_in_the_tabl
     torch.testing.assert_close(NUMBER.scores(model.classifier(hidden)), scores)
     fitted.unfold(model)
     torch.testing.assert_close(model.classifier.weight, before)
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_fit_learns_the_words_that_decide(name: str) -> None:
-    problem = replace(problem_of(name, ["a", "b"]), names=("a",) if name == "regression" else ("a", "b"))
-    targets = np.tile(np.eye(2, dtype=np.float32), (20, 1))[:, : len(problem.names)]
-    features = np.tile(np.array([[1, 0, 1], [0, 1, 1]], np.float32), (20, 1))
-    scores = torch.from_numpy(problem.fit(features, targets, 100.0)(features))
-    assert problem.words(scores.round()) == problem.words(torch.from_numpy(targets))

@@ -21,7 +21,7 @@ from training.problems.multi_label import MultiLabel
 from training.problems.regression import Regression
 from training.problems.single_label import SingleLabel
 from training.report import classifier
-from training.report.classifier import OURS
+from training.report.classifier import BAG, OURS
 from training.sources.documents import Document
 from training.sources.labels import Target
 
@@ -66,12 +66,12 @@ def test_report_compares_paired_answers_with_the_bag() -> None:
     texts = part(*[0, 1] * 8)
     right, wrong = torch.eye(2)[[0, 1] * 8], torch.eye(2)[[1, 0]]
     ours, bag = torch.cat([wrong, right[2:]]), torch.cat([wrong, wrong, right[4:]])
-    found = report(ONE, ours, texts, **{ONE.bag: bag}).against_bag
+    found = report(ONE, ours, texts, **{BAG: bag}).against_bag
     assert found is not None
     assert (found.ours, found.bag, found.gain) == (0.875, 0.75, 0.125)
     assert found.standard_error == pytest.approx((0.125 * 0.875 / 16) ** 0.5), "of answers that differ on two texts"
     assert found.is_noise
-    equal = report(ONE, ours, texts, **{ONE.bag: ours}).against_bag
+    equal = report(ONE, ours, texts, **{BAG: ours}).against_bag
     assert equal is not None
     assert equal.is_noise
     assert report(ONE, ours, texts).against_bag is None
@@ -80,7 +80,7 @@ def test_report_compares_paired_answers_with_the_bag() -> None:
 def test_report_of_numbers_gains_by_smaller_errors() -> None:
     texts = part(*[(1.0,), (4.0,)] * 8)
     near = torch.tensor([[1.5], [4.5]]).repeat(8, 1)
-    found = report(NUMBER, near, texts, **{NUMBER.bag: near + 1}).against_bag
+    found = report(NUMBER, near, texts, **{BAG: near + 1}).against_bag
     assert found is not None
     assert (found.gain, found.is_noise) == (1, False)
 

@@ -13,11 +13,10 @@ from tests.training.texts import squeezed
 from training.evaluate.pretraining import PretrainingReport
 from training.problems.estimates import Figure
 from training.problems.single_label import SingleLabel
-from training.report.classifier import OURS, ClassifierReport, Comparison, Domains, WrongAnswer, report_on
+from training.report.classifier import BAG, OURS, ClassifierReport, Comparison, Domains, WrongAnswer, report_on
 from training.report.tables import Report, tables, wrong_answers
 
 PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
-BAG = SingleLabel.bag
 
 
 def answered(names: tuple[str, ...], *rows: tuple[int, ...], bag: bool = False) -> ClassifierReport:
