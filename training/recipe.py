@@ -247,8 +247,6 @@ class PretrainConfig(_Strict):
     """Share of the budget in which the learning rate rises."""
     decay_fraction: Share = 0.3
     """Share of the budget, at its end, in which the learning rate falls linearly to 0."""
-    average_fraction: Share = 0.0
-    """Share of the budget, at its end, over which weights are averaged (Izmailov et al. 2018)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout of hidden states. Attention has none."""
     examples: ExamplesConfig = ExamplesConfig()
@@ -499,6 +497,7 @@ _RENAMED = {"gpu": "shipped"}
 _TRAINED_START = "pretrain.start trains a network on (docs/training.md, A trained start)"
 _GONE = {
     "adapt": f"no such table since 0.3: {_TRAINED_START}",
+    "pretrain.average_fraction": "no such key any more: delete it, because the learning rate falls to 0 at the end",
     "pretrain.before_decay": f"no such key any more: {_TRAINED_START}",
 }
 """Tables and keys of earlier versions, and what to use instead."""

@@ -22,7 +22,6 @@ from training.examples.masking import Examples
 from training.examples.pairs import PairKind
 from training.finetune.task import ClassificationLoss
 from training.loop.optimizer import make_optimizer, update_weights
-from training.loop.weight_average import WeightAverage
 from training.pretrain.task import PretrainingLoss
 from training.problems.single_label import SingleLabel
 from training.runtime.device import autocast, choose_precision, evaluating
@@ -122,12 +121,9 @@ def test_model_evaluates_and_teaches_on_the_gpu(stage: str, fake_cuda: FakeTenso
 
 
 @stages
-def test_optimizer_and_weight_average_stay_on_the_gpu(stage: str) -> None:
+def test_optimizer_stays_on_the_gpu(stage: str) -> None:
     model = loss_of(stage).model
-    average = WeightAverage(model)
     optimizer = make_optimizer(model, 1e-3)
     with CudaOnly(), torch.no_grad():
         for _ in range(2):
             assert update_weights(model, optimizer).is_cuda
-            average.update()
-        average.swap()

@@ -139,6 +139,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("pretrain.examples.final_mask_fraction=2", r"final_mask_fraction: .*less than or equal to 1"),
         ("model.hidden_size=200", "model: hidden_size is 200: give a multiple of 64, or less than 128"),
         ("distill=2000000", r"distill: give a table, such as \[distill\]"),
+        ("pretrain.average_fraction=0.1", r"pretrain\.average_fraction: no such key any more: delete it, because"),
         ("adapt.tokens=5", r"adapt: no such table since 0\.3: pretrain\.start trains a network on"),
         (
             "pretrain.before_decay=a.pt",

@@ -42,7 +42,7 @@ class Checkpointer:
 
     folder: Path
     parts: Mapping[str, Any]
-    """Model, optimizer and weight average by name: objects with `state_dict` and `load_state_dict`."""
+    """Model and optimizer by name: objects with `state_dict` and `load_state_dict`."""
     dist: DistContext
 
     def save(self, state: TrainState) -> None:

@@ -29,13 +29,9 @@ from training.loop.log import RunLog, line_of, time_left
 from training.loop.metrics import MetricWindow, PrintedMetrics
 from training.loop.optimizer import make_optimizer, update_weights
 from training.loop.schedule import Schedule
-from training.loop.weight_average import WeightAverage
 from training.runtime.device import autocast, choose_precision, machine_description, matmul_peak, synchronize
 from training.runtime.distributed import DistContext
 from training.runtime.signals import stop_signals
-
-AVERAGE_EVERY = 8
-"""Steps between updates of the weight average, because an update reads all weights."""
 
 MAX_LOG_STEPS, MIN_LOG_LINES = 50, 100
 """Maximum steps per line of the log, and minimum number of lines, which a short run needs."""
@@ -54,7 +50,7 @@ class TrainingLoss(nn.Module):
     and count of each metric, without a gradient."""
 
     model: nn.Module
-    """Its weights are trained, averaged and saved."""
+    """Its weights are trained and saved."""
     metric_names: tuple[str, ...]
     """Names of the metrics; the first is the loss."""
 
@@ -79,8 +75,6 @@ class TrainConfig:
     """Share of the budget in which the learning rate rises."""
     decay_fraction: float = 1.0
     """Share of the budget in which it falls."""
-    average_fraction: float = 0.0
-    """Share of the budget in which weights are averaged."""
     embedding_factor: float = 1.0
     """Learning rate of the embeddings, relative to that of the other weights."""
     seed: int = 1
@@ -137,10 +131,8 @@ class Trainer:
             )
         self.loss, self.stream, self.config, self.evaluate, self.dist = loss, stream, config, evaluate, dist
         self.device = next(loss.model.parameters()).device
-        self.average = WeightAverage(loss.model)
         self.optimizer = make_optimizer(loss.model, config.learning_rate, config.embedding_factor)
-        parts = {"model": loss.model, "optimizer": self.optimizer, "average": self.average}
-        self.checkpointer = Checkpointer(folder, parts, dist)
+        self.checkpointer = Checkpointer(folder, {"model": loss.model, "optimizer": self.optimizer}, dist)
         self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
         resumed = self.checkpointer.resume()
         # A log without a checkpoint belongs to a run that was killed before its first checkpoint.
@@ -167,8 +159,7 @@ class Trainer:
         return self.state.step * self.config.micro_batches
 
     def run(self) -> bool:
-        """Train, then put the averaged weights into the model. False if a signal stopped the run early. Its state is
-        saved in both cases."""
+        """Train. False if a signal stopped the run early. Its state is saved in both cases."""
         if not self.is_finished:
             self._measure_machine()
             with stop_signals(self._stop):
@@ -178,7 +169,6 @@ class Trainer:
             logger.warning("stopped by %s at step %d", name, self.state.step)
             return False
         self.optimizer.zero_grad()  # frees the memory of the gradients
-        self.average.swap()
         return True
 
     def _stop(self, number: int, _frame: object) -> None:
@@ -219,7 +209,6 @@ class Trainer:
         norm = update_weights(self.loss.model, self.optimizer)
         state.step += 1
         state.tokens += config.batch_tokens
-        self._update_average()
         self._window.add(metrics, norm, flops, rate, waited)
 
     def _dropout_seed(self, i: int) -> int:
@@ -240,12 +229,6 @@ class Trainer:
         """Accumulate gradients on this rank only."""
         ddp = self._synchronized_loss
         return ddp.no_sync() if isinstance(ddp, nn.parallel.DistributedDataParallel) else nullcontext()
-
-    def _update_average(self) -> None:
-        if self.state.step / self.config.steps < 1 - self.config.average_fraction:
-            self.average.reset()
-        elif self.config.average_fraction and (self.state.step % AVERAGE_EVERY == 0 or self.is_finished):
-            self.average.update()
 
     def _after_step(self) -> bool:
         """Log, evaluate, save and print when each is due. Returns whether to stop because of a signal to any rank."""
@@ -307,9 +290,7 @@ class Trainer:
         """Evaluate and log. Yields lines for the console."""
         if self.evaluate is None:
             return
-        self.average.swap()
         figures = self.evaluate(self.state)
-        self.average.swap()
         if self.dist.is_main:
             self.log.write("evaluation", self.state, figures)
             yield line_of("evaluation", self._progress(), figures)

@@ -140,7 +140,6 @@ def _trainer(
             learning_rate=config.learning_rate,
             warmup_fraction=config.warmup_fraction,
             decay_fraction=config.decay_fraction,
-            average_fraction=config.average_fraction,
             seed=recipe.seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
             tensorboard=recipe.tensorboard,

@@ -13,27 +13,24 @@ from torch import nn
 
 from training.errors import RunError
 from training.loop.checkpoint import Checkpointer, TrainState, weights_hash
-from training.loop.weight_average import WeightAverage
 from training.runtime.distributed import DistContext
 
-Parts = tuple[nn.Linear, torch.optim.AdamW, WeightAverage]
+Parts = tuple[nn.Linear, torch.optim.AdamW]
 
 
 def trained(steps: int, width: int = 4) -> Parts:
     torch.manual_seed(0)
     model = nn.Linear(width, width)
-    optimizer, average = torch.optim.AdamW(model.parameters(), lr=0.1), WeightAverage(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for _ in range(steps):
         model(torch.randn(2, width)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        average.update()
-    return model, optimizer, average
+    return model, optimizer
 
 
 def checkpointer(folder: Path, parts: Parts) -> Checkpointer:
-    named = dict(zip(("model", "optimizer", "average"), parts, strict=True))
-    return Checkpointer(folder, named, DistContext())
+    return Checkpointer(folder, dict(zip(("model", "optimizer"), parts, strict=True)), DistContext())
 
 
 def save(folder: Path, step: int, *, width: int = 4) -> Path:
@@ -47,18 +44,14 @@ def resumed_step(folder: Path) -> int | None:
 
 
 def test_checkpointer_resumes_what_it_saved(tmp_path: Path) -> None:
-    model, optimizer, average = trained(3)
+    model, optimizer = trained(3)
     state = TrainState(3, 30, 1.5, 1)
-    checkpointer(tmp_path, (model, optimizer, average)).save(state)
-    fresh, other, again = trained(0)
-    assert checkpointer(tmp_path, (fresh, other, again)).resume() == state
+    checkpointer(tmp_path, (model, optimizer)).save(state)
+    fresh, other = trained(0)
+    assert checkpointer(tmp_path, (fresh, other)).resume() == state
     assert torch.equal(fresh.weight, model.weight)
     mine, theirs = optimizer.state_dict()["state"], other.state_dict()["state"]
     assert all(torch.equal(mine[i][key], theirs[i][key]) for i in mine for key in mine[i])
-    average.swap()
-    again.swap()
-    assert torch.equal(fresh.weight, model.weight)
-    assert again.count == 3
 
 
 def test_checkpointer_without_a_checkpoint_has_nothing_to_resume(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from training.stages import Pipeline
 
 SETTINGS = (
     *("pretrain.batch_tokens=2048", "pretrain.tokens=49152", "pretrain.dropout=0.1"),
-    *("pretrain.learning_rate=0.01", "pretrain.average_fraction=0.4", "device=cpu"),
+    *("pretrain.learning_rate=0.01", "device=cpu"),
 )
 """24 steps of eight micro-batches, over several passes."""
 

@@ -23,7 +23,7 @@ from training.errors import RunError
 from training.examples.batches import BatchShape
 from training.loop import trainer as trainer_module
 from training.loop.log import RunLog
-from training.loop.trainer import AVERAGE_EVERY, TrainConfig, Trainer, TrainingLoss, measure_speed
+from training.loop.trainer import TrainConfig, Trainer, TrainingLoss, measure_speed
 from training.runtime.distributed import DistContext
 
 MICRO_BATCH = 16
@@ -533,47 +533,3 @@ def test_trainer_ends_at_once_at_a_second_signal(tmp_path: Path) -> None:
         trainer(tmp_path, Regression(on_batch=at_step(2, twice))).run()
     assert not list(tmp_path.glob("*.pt"))
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-# --- the weight average
-
-
-def _remember(weights: dict[int, float], task: Regression, began: int, stop: int) -> Callable[[int], float]:
-    """Remember a weight before each step; send a signal in step `stop`."""
-
-    def on_batch(seen: int) -> float:
-        weights[began + seen // 2] = weight_of(task)
-        if seen == 2 * (stop - began):
-            send(signal.SIGTERM)()
-        return 1.0
-
-    return on_batch
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_trainer_ends_with_the_mean_of_its_last_weights(tmp_path: Path, interrupted: bool) -> None:
-    weights: dict[int, float] = {}
-    for stop in [50, -1] if interrupted else [-1]:
-        task = Regression()
-        run = trainer(tmp_path, task, steps=80, average_fraction=0.5)
-        task.on_batch = _remember(weights, task, run.state.step, stop)
-        assert run.run() == (stop < 0)
-    saved = torch.load(tmp_path / "state-000000080.pt", weights_only=True)["model"]
-    last = next(iter(saved.values())).flatten()[0].item()
-    kept = [*(weights[step] for step in range(40, 80, AVERAGE_EVERY)), last]
-    assert weight_of(task) == pytest.approx(sum(kept) / len(kept), rel=1e-4)
-    assert weight_of(task) != last
-
-
-def test_trainer_evaluates_the_mean_and_trains_on_from_its_own_weights(tmp_path: Path) -> None:
-    seen: list[float] = []
-    plain, watched = Regression(), Regression()
-    trainer(tmp_path / "plain", plain, steps=80, average_fraction=0.5).run()
-    trainer(
-        tmp_path / "watched",
-        watched,
-        steps=80,
-        average_fraction=0.5,
-        evaluate=lambda _: seen.append(weight_of(watched)) or {},  # type: ignore[func-returns-value]
-    ).run()
-    assert seen[-1] == weight_of(watched) == weight_of(plain)

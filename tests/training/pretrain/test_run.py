@@ -34,10 +34,7 @@ from training.runtime.distributed import DistContext
 from training.runtime.files import DONE, write_json
 from training.stages import Pipeline
 
-SETTINGS = (
-    *("pretrain.tokens=7680", "pretrain.dropout=0.1", "pretrain.average_fraction=0.6"),
-    "pretrain.examples.final_mask_fraction=0.1",
-)
+SETTINGS = ("pretrain.tokens=7680", "pretrain.dropout=0.1", "pretrain.examples.final_mask_fraction=0.1")
 EVERY_STEP = "checkpoint_minutes=1e-9"
 
 
@@ -68,7 +65,7 @@ def pretrain(recipe: Recipe) -> bool:
 
 @pytest.fixture(scope="module")
 def finished(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    """An uninterrupted run of 30 steps with dropout, averaged weights and a falling mask rate."""
+    """An uninterrupted run of 30 steps with dropout and a falling mask rate."""
     recipe = make_recipe_in(tmp_path_factory.mktemp("uninterrupted"), *SETTINGS)
     torch.set_num_threads(1)
     assert pretrain(recipe)
@@ -145,7 +142,7 @@ def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
 
     with one_cpu():
         process = start(*command(recipe, recipe_file, *SETTINGS, EVERY_STEP))
-    until(process, " 80%, ")  # it falls, and weights are averaged
+    until(process, " 80%, ")  # it falls
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
     assert not (recipe.folder / "pretrained").exists()
