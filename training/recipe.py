@@ -237,7 +237,7 @@ class PretrainConfig(_Strict):
     tokens: Positive | None = 5_000_000
     """Budget in tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes instead; the tokens that fit are fixed after the first steps."""
+    """Budget in minutes instead, evaluations included; the tokens that fit are fixed after 12 steps."""
     batch_tokens: Positive = 2048
     """Tokens per optimizer step over all processes: a multiple of `micro_batch_tokens`, or less. Raise it for many
     steps or a large network."""

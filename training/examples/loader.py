@@ -54,6 +54,8 @@ class BatchStream(Protocol):
 
     shape: BatchShape
     """Shape of all batches."""
+    tokens: int
+    """Tokens of one pass over the text."""
 
     def windows(self) -> Iterator[Window]:
         """The endless windows of the run, the same in each call."""

@@ -67,6 +67,7 @@ class PretrainingStream:
                 f"{self.text.folder}: {lengths.sum()} tokens do not fill a batch of {self.micro_batch_tokens}: add "
                 "text, or lower micro_batch_tokens"
             )
+        self.tokens = self.text.tokens
         share = max(mask_fraction_at(self.config, progress) for progress in (0, 1))
         self.shape = BatchShape(
             self.micro_batch_tokens,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ from training.corpus.inputs import reading_of
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.classification import Answers, check_reading, predict_classification
+from training.evaluate.classification import check_reading, predict_classification
 from training.evaluate.texts import evaluated_texts
 from training.examples.labelled import Fold, LabelledStream, LabelledTexts, epoch_size
 from training.finetune.calibration import calibrate
 from training.finetune.plan import PLANNED, planned, with_whole_passes
 from training.finetune.selection import SeedResult, dev_figures
 from training.finetune.task import ClassificationLoss, classifier_from, keeps_last_layer
-from training.loop.budget import budget_record
+from training.loop.advice import FINETUNING_REMEDY, Advisor
 from training.loop.checkpoint import TrainState
 from training.loop.trainer import TrainConfig, Trainer
 from training.problems.base import Problem
@@ -40,35 +39,10 @@ WARMUP_FRACTION = 0.1
 EVALUATIONS, EVALUATED_TEXTS = 4, 1000
 """Number of evaluations on dev, evenly spaced over the run, and maximum texts of each source; for the log only."""
 
-FEW_STEPS = 100
-"""Fewer steps hardly move a network."""
-
 BUDGET_SHARE = 0.85
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """The state of one training of the classifier."""
-
-    recipe: Recipe
-    """The recipe with all settings of `[finetune]`."""
-    start: Checkpoint
-    train: PreparedText
-    dev: dict[str, LabelledTexts]
-    """Dev texts by name of the source."""
-    problem: Problem
-    """The problem, fitted to the texts to train on."""
-    soft_label_weight: float | None
-    """Weight of a teacher's probabilities beside the true label; None without a teacher."""
-    folder: Path
-    """Folder of the log, the checkpoints and the classifier."""
-    seed: int
-    left_out: Fold | None
-    """Texts that are not trained on."""
-    dist: DistContext
 
 
 def finetune(
@@ -100,36 +74,28 @@ def finetune(
     train = PreparedText.open(labelled, scores=soft_labels)
     dist.check_equal([train.tokenizer_hash, train.checksum])
     recipe = _plan(recipe, start, train, folder, dist, with_unlabelled=bool(recipe.distill and soft_labels))
-    training = _Training(
-        recipe,
-        start,
+    dev, config = open_dev(start, train), recipe.finetune
+    stream = LabelledStream(
         train,
-        open_dev(start, train),
-        _fitted_problem(recipe, train),
-        _soft_label_weight(recipe, soft_labels),
-        folder,
-        seed,
-        left_out,
-        dist,
+        start.tokenizer,
+        max_length=config.max_length,
+        teacher_weight=_soft_label_weight(recipe, soft_labels),
+        seed=seed,
+        micro_batch_tokens=recipe.micro_tokens(config),
+        left_out=left_out,
     )
-    loss, stream = _loss_and_stream(training)
-    training = _with_budget(training, loss, stream)
-    model, trainer = loss.model, _trainer(training, loss, stream)
-    if trainer.config.steps < FEW_STEPS:
-        logger.warning(
-            f"only {trainer.config.steps} steps of {training.recipe.finetune.batch_tokens} tokens hardly move a "
-            "network: stop, and repeat it with more time (--minutes of classify, finetune.minutes or epochs of a "
-            "recipe)"
-        )
+    logger.info(f"{stream.documents:,} texts with {stream.tokens:,} tokens")
+    loss = _loss(recipe, start, _fitted_problem(recipe, train), stream, dist)
+    model, trainer = loss.model, _trainer(recipe, loss, stream, dev, folder, dist)
     if dist.is_main:
-        write_resolved(training.recipe, folder)
+        write_resolved(recipe, folder)
     if not trainer.run():
         return None
-    training.problem.fold(model)
-    answers = {name: predict_classification(model, texts) for name, texts in training.dev.items()}
-    _warn_of_one_answer(answers)
+    loss.problem.fold(model)
+    answers = {name: predict_classification(model, texts) for name, texts in dev.items()}
     temperature = calibrate(model, answers)
     if dist.is_main:
+        trainer.advise(trainer.advisor.on_answers(answers))
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
         target = folder / "model"
         write_checkpoint_dir(target, model.cpu(), start.tokenizer, torch.float32)
@@ -193,96 +159,55 @@ def open_dev(start: Checkpoint, text: PreparedText) -> dict[str, LabelledTexts]:
     return {name: texts.examples(tokenizer, positions) for name, texts in evaluated_texts(text, Part.DEV).items()}
 
 
-def _warn_of_one_answer(answers: Mapping[str, Answers]) -> None:
-    said = {word for each in answers.values() for word in each.problem.words(each.scores)}
-    true = {word for each in answers.values() for word in each.problem.words(each.targets)}
-    if len(said) == 1 < len(true):
-        logger.warning(
-            f"it answers {said.pop()} to every dev text: repeat with more time (--minutes of classify, "
-            "finetune.minutes or epochs of a recipe)"
-        )
-
-
-def _loss_and_stream(training: _Training) -> tuple[ClassificationLoss, LabelledStream]:
-    """The loss of a new model, and its examples."""
-    recipe, config, start = training.recipe, training.recipe.finetune, training.start
-    stream = LabelledStream(
-        training.train,
-        start.tokenizer,
-        max_length=config.max_length,
-        teacher_weight=training.soft_label_weight,
-        seed=training.seed,
-        micro_batch_tokens=recipe.micro_tokens(config),
-        left_out=training.left_out,
-    )
-    model = classifier_from(start.model, config, training.seed)
+def _loss(
+    recipe: Recipe, start: Checkpoint, problem: Problem, stream: LabelledStream, dist: DistContext
+) -> ClassificationLoss:
+    """The loss of a new model."""
+    config = recipe.finetune
+    model = classifier_from(start.model, config, stream.seed)
     if keeps_last_layer(start.model, config):
-        training.problem.unfold(model)
-    model = model.to(choose_device(recipe.device, training.dist.local_rank))
+        problem.unfold(model)
+    model = model.to(choose_device(recipe.device, dist.local_rank))
     model.encoder.half_residual = recipe.half_residual
-    loss = ClassificationLoss(training.problem, model, stream.texts_per_batch)
+    loss = ClassificationLoss(problem, model, stream.texts_per_batch)
     maybe_compile(loss, cuda_graphs=recipe.cuda_graphs)
-    return loss, stream
+    return loss
 
 
-def _with_budget(training: _Training, loss: ClassificationLoss, stream: LabelledStream) -> _Training:
-    """The training with the number of epochs that fit into the budget in minutes, if there is one.
-
-    The work and its time are logged. The speed is measured once, so that a resumed run keeps its number of epochs.
-    """
-    recipe, config, dist = training.recipe, training.recipe.finetune, training.dist
-    assert config.epochs
-    assert config.batch_tokens
-    own = config.batch_tokens // stream.micro_batch_tokens // dist.world_size
-    known = budget_record(training.folder / "budget.json", config.minutes, loss, stream, dist, max(1, own))
-    speed, tokens, epochs = known["tokens_per_second"], stream.tokens, config.epochs
-    if config.minutes:
-        epochs = min(epochs, BUDGET_SHARE * 60 * config.minutes * speed / tokens)
-    minutes = epochs * tokens / speed / 60 / BUDGET_SHARE
-    steps = max(1, round(epochs * tokens / config.batch_tokens))
-    logger.info(
-        f"{stream.documents:,} texts with {tokens:,} tokens, read {epochs:.3g} times: {steps:,} steps of "
-        f"{config.batch_tokens:,} tokens, about {minutes:.1f} minutes at {speed:,} tokens a second"
-    )
-    if epochs < config.epochs:
-        logger.warning(
-            f"{config.epochs:.3g} passes would be better, and take {minutes * config.epochs / epochs:.1f} minutes"
-        )
-    changed = recipe.model_copy(update={"finetune": config.model_copy(update={"epochs": epochs})})
-    return replace(training, recipe=changed)
-
-
-def _trainer(training: _Training, loss: ClassificationLoss, stream: LabelledStream) -> Trainer:
+def _trainer(
+    recipe: Recipe,
+    loss: ClassificationLoss,
+    stream: LabelledStream,
+    dev: dict[str, LabelledTexts],
+    folder: Path,
+    dist: DistContext,
+) -> Trainer:
     """The trainer, at the step where an earlier run stopped."""
-    recipe, config, model = training.recipe, training.recipe.finetune, loss.model
+    config = recipe.finetune
     assert config.epochs
     assert config.batch_tokens
     assert config.learning_rate
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
         answers = {
-            name: replace(predict_classification(model, dev, EVALUATED_TEXTS), problem=training.problem)
-            for name, dev in training.dev.items()
+            name: replace(predict_classification(loss.model, texts, EVALUATED_TEXTS), problem=loss.problem)
+            for name, texts in dev.items()
         }
         return {name: each.summary() for name, each in answers.items()} | dev_figures(answers)
 
     settings = TrainConfig(
-        budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),
+        budget_tokens=round(config.epochs * stream.tokens),
         batch_tokens=config.batch_tokens,
         micro_batch_tokens=stream.micro_batch_tokens,
         learning_rate=config.learning_rate,
         embedding_factor=config.embedding_factor or 1.0,
         warmup_fraction=WARMUP_FRACTION,
-        seed=training.seed,
+        seed=stream.seed,
         checkpoint_minutes=recipe.checkpoint_minutes,
         tensorboard=recipe.tensorboard,
-        evaluations=EVALUATIONS,
+        max_evaluations=EVALUATIONS,
+        minutes=config.minutes,
+        step_share=BUDGET_SHARE,
     )
-    return Trainer(
-        loss,
-        stream,
-        settings,
-        training.folder,
-        evaluate=evaluate if training.dev else None,
-        dist=training.dist,
-    )
+    advisor = Advisor(FINETUNING_REMEDY)
+    return Trainer(loss, stream, settings, folder, dist, evaluate if dev else None, advisor)

@@ -1,15 +1,24 @@
-"""Warnings while a run can still be corrected."""
+"""Advice during and after a run: all that a training says about its own length and results."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from training.evaluate.classification import Answers
 
 LEFT_PLATEAU = "left_plateau"
 ADVICE = "advice"
+
+Advice = tuple[str, str]
+"""An event of the log, and its text."""
+
+FEW_STEPS = 100
+"""Fewer steps hardly move a network."""
 
 PATIENCE = 1 / 3
 """Share of the budget by which a run should have left the plateau."""
@@ -22,21 +31,49 @@ MARGIN = 0.2
 """Nats by which the loss must be lower than the unigram entropy. A network that knows word frequencies only can come
 closer, because those of the last examples differ from those of the corpus."""
 
-REMEDY = "raise the budget, lower pretrain.batch_tokens, or try another learning_rate"
+PRETRAINING_REMEDY = "raise the budget, lower pretrain.batch_tokens, or try another learning_rate"
+FINETUNING_REMEDY = "repeat with more time (--minutes of classify, finetune.minutes or epochs of a recipe)"
 
 
 @dataclass(slots=True)
 class Advisor:
-    """Checks a run's metrics at every line of its log."""
+    """Checks the length of a run, its metrics at every line of its log, and its result."""
 
+    remedy: str = PRETRAINING_REMEDY
+    """What helps a run that learns too little."""
     unigram_entropy: float | None = None
     """Masked-LM loss of a model that has learned only the frequencies of tokens, in nats."""
     left_plateau: bool = False
     _warned: bool = False
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LINES))
 
-    def look(self, figures: Mapping[str, float], spent: float) -> Iterator[tuple[str, str]]:
-        """Events and their texts, after the share `spent` of the budget."""
+    def on_length(
+        self, budget: int, asked: int, batch_tokens: int, pass_tokens: int, speed: float, minutes: float
+    ) -> Iterator[Advice]:
+        """The length of a run, and advice on it.
+
+        Args:
+            budget: tokens of the run.
+            asked: tokens that the recipe asks for, besides a limit in minutes.
+            batch_tokens: tokens of a step.
+            pass_tokens: tokens of a pass over the text.
+            speed: tokens a second.
+            minutes: time of the run, evaluations and checkpoints included.
+        """
+        steps = max(1, round(budget / batch_tokens))
+        yield (
+            "budget",
+            f"{steps:,} steps of {batch_tokens:,} tokens, which read the text {budget / pass_tokens:.3g} times: about "
+            f"{minutes:.1f} minutes at {speed:,.0f} tokens a second",
+        )
+        if steps < FEW_STEPS:
+            yield ADVICE, f"only {steps} steps hardly move a network: {self.remedy}"
+        if budget < asked:
+            time = minutes * asked / budget
+            yield ADVICE, f"{asked / pass_tokens:.3g} passes would be better, and take {time:.1f} minutes"
+
+    def on_figures(self, figures: Mapping[str, float], spent: float) -> Iterator[Advice]:
+        """Advice on a line of the log, after the share `spent` of the budget."""
         entropy = self.unigram_entropy
         if entropy is None or self.left_plateau or "mlm_loss" not in figures:
             return
@@ -51,5 +88,23 @@ class Advisor:
                 ADVICE,
                 f"still on the plateau: {spent:.0%} of the budget is spent and the masked-LM loss {loss:.3f} "
                 f"is not clearly below the unigram entropy {entropy:.3f}: nothing but word frequencies is learned. "
-                f"Stop the run, and {REMEDY}.",
+                f"Stop the run, and {self.remedy}.",
             )
+
+    def on_log(self, lines: Iterable[Mapping[str, Any]]) -> Iterator[Advice]:
+        """The last evaluation of a pretraining, beside a network that knows word frequencies only."""
+        evaluations = [line for line in lines if line["event"] == "evaluation"]
+        for name, each in evaluations[-1].items() if evaluations else ():
+            if isinstance(each, dict) and "unigram_entropy" in each:
+                loss, entropy = each["mlm_loss"], each["unigram_entropy"]
+                text = f"{name}: masked-LM loss {loss:.2f} on held-out text; word frequencies alone have {entropy:.2f}"
+                yield "result", text
+                if loss >= entropy:
+                    yield ADVICE, f"{name}: nothing is learned from context yet: {self.remedy}"
+
+    def on_answers(self, answers: Mapping[str, Answers]) -> Iterator[Advice]:
+        """Advice on a classifier's answers to dev texts."""
+        said = {word for each in answers.values() for word in each.problem.words(each.scores)}
+        true = {word for each in answers.values() for word in each.problem.words(each.targets)}
+        if len(said) == 1 < len(true):
+            yield ADVICE, f"it answers {said.pop()} to every dev text: {self.remedy}"

@@ -33,6 +33,8 @@ class TrainState:
     """Time spent training; evaluation and checkpoints do not count."""
     skipped_in_row: int = 0
     """Skipped steps since the last step that was taken."""
+    budget_tokens: int | None = None
+    """Tokens of the whole run; None until a budget in minutes is converted."""
 
 
 @dataclass(frozen=True, slots=True)

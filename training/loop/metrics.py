@@ -86,7 +86,8 @@ class MetricWindow:
             sums: `sums()`, added over the ranks.
         """
         seconds = max(state.seconds - self._seconds, 1e-9)
-        figures = _means(self.names, sums)
+        triples = zip(self.names, sums[::2], sums[1::2], strict=True)
+        figures = {name: total / count for name, total, count in triples if count}
         norms = torch.stack(self._norms)
         if self._skipped < len(norms):
             figures["gradient_norm"] = norms[norms.isfinite()].mean().item()
@@ -98,30 +99,3 @@ class MetricWindow:
         if self.peak_flops:
             figures["matmul_utilisation"] = self.flops / seconds / self.peak_flops
         return figures
-
-
-class PrintedMetrics:
-    """Metrics for the console, over all lines of the log since the last printed line."""
-
-    def __init__(self, names: Sequence[str], state: TrainState) -> None:
-        self._names = names
-        self._sums = [0.0] * 2 * len(names)
-        self._tokens, self._seconds = state.tokens, state.seconds
-
-    def add(self, sums: Sequence[float]) -> None:
-        """Add a line of the log by its `MetricWindow.sums()`, added over the ranks."""
-        self._sums = [total + more for total, more in zip(self._sums, sums, strict=True)]
-
-    def take(self, state: TrainState) -> dict[str, float]:
-        """Means, and tokens per second, since the last call."""
-        tokens, seconds = state.tokens - self._tokens, max(state.seconds - self._seconds, 1e-9)
-        figures = _means(self._names, self._sums) | {"tokens_per_second": tokens / seconds}
-        self._sums = [0.0] * len(self._sums)
-        self._tokens, self._seconds = state.tokens, state.seconds
-        return figures
-
-
-def _means(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
-    """Means of metrics from their sums and counts, without those that no example has."""
-    triples = zip(names, sums[::2], sums[1::2], strict=True)
-    return {name: total / count for name, total, count in triples if count}

@@ -7,10 +7,9 @@ loop over its share of the micro-batches, and all ranks make the same decisions.
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,24 +22,30 @@ from tqdm import tqdm
 
 from training.errors import RunError
 from training.examples.loader import BatchStream, MicroBatches, made_ahead
-from training.loop.advice import LEFT_PLATEAU, Advisor
+from training.loop.advice import LEFT_PLATEAU, Advice, Advisor
 from training.loop.checkpoint import Checkpointer, TrainState
 from training.loop.log import RunLog, line_of, time_left
-from training.loop.metrics import MetricWindow, PrintedMetrics
+from training.loop.metrics import MetricWindow
 from training.loop.optimizer import make_optimizer, update_weights
-from training.loop.schedule import Schedule
+from training.loop.schedule import rate_factor
 from training.runtime.device import autocast, choose_precision, machine_description, matmul_peak, synchronize
 from training.runtime.distributed import DistContext
 from training.runtime.signals import stop_signals
 
 MAX_LOG_STEPS, MIN_LOG_LINES = 50, 100
-"""Maximum steps per line of the log, and minimum number of lines, which a short run needs."""
+"""Steps per line of the log, and minimum number of lines, which a short run needs."""
 
 UNTIMED_STEPS, TIMED_STEPS = 2, 10
-"""Steps for measuring the speed: the first ones, which compile kernels and start the loader, and the measured ones."""
+"""First steps of a process: those that compile kernels and start the loader, and those that measure the speed."""
+
+FIRST_WARMUP_STEPS = 100
+"""Steps in which the learning rate would rise to its peak, while a budget in minutes is not yet converted to tokens."""
+
+NO_LIMIT = 10**15
+"""Budget in tokens until one in minutes is converted: more than any run has."""
 
 CONSOLE_LINES = 20
-"""Maximum lines of a run's training on the console; all lines are in `log.jsonl`."""
+"""Lines of the log that the console shows too."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +68,8 @@ class TrainingLoss(nn.Module):
 class TrainConfig:
     """Settings of a run."""
 
-    budget_tokens: int
-    """Tokens of the whole run."""
+    budget_tokens: int | None
+    """Tokens of the whole run; None if only `minutes` limit it."""
     batch_tokens: int
     """Tokens of an optimizer step, over all ranks."""
     micro_batch_tokens: int
@@ -80,18 +85,14 @@ class TrainConfig:
     seed: int = 1
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
-    evaluations: int = 1
-    """Number of evaluations, evenly spaced over the budget."""
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of the run."""
-        return max(1, round(self.budget_tokens / self.batch_tokens))
-
-    @property
-    def log_steps(self) -> int:
-        """Steps per line of the log."""
-        return max(1, min(MAX_LOG_STEPS, self.steps // MIN_LOG_LINES))
+    max_evaluations: int = 1
+    """Number of evaluations, evenly spaced over the budget; less if it has not `tokens_per_evaluation` for each."""
+    tokens_per_evaluation: int = 1
+    minutes: float | None = None
+    """Time of the run, at most. The tokens that fit are computed once, from the speed of the first steps. Until then
+    the learning rate rises by `1 / FIRST_WARMUP_STEPS` of its peak a step, and nothing is evaluated."""
+    step_share: float = 1.0
+    """Share of the time that steps get; evaluations and checkpoints take the rest."""
 
     @property
     def micro_batches(self) -> int:
@@ -111,7 +112,7 @@ class Trainer:
         folder: Path,
         dist: DistContext,
         evaluate: Callable[[TrainState], dict[str, Any]] | None = None,
-        unigram_entropy: float | None = None,
+        advisor: Advisor | None = None,
     ) -> None:
         """Start a new run, or resume an earlier one at the step where it stopped.
 
@@ -119,7 +120,7 @@ class Trainer:
             folder: folder of the log and the checkpoints.
             evaluate: returns figures for the log. All ranks call it, so that none waits for another. It must not use a
                 collective.
-            unigram_entropy: see `Advisor`.
+            advisor: comments on the figures.
 
         Raises:
             RunError: the ranks cannot share the micro-batches.
@@ -139,19 +140,31 @@ class Trainer:
         if dist.is_main and (resumed or self.log.file.is_file()):
             self.log.rewind(resumed.step if resumed else -1)
         self.state = resumed or TrainState()
-        warmup_tokens = round(config.warmup_fraction * config.budget_tokens)
-        self.schedule = Schedule(config.budget_tokens, warmup_tokens, config.decay_fraction)
-        self.advisor = Advisor(unigram_entropy, any(line["event"] == LEFT_PLATEAU for line in self.log))
+        self._asked_tokens = max(config.batch_tokens, config.budget_tokens or NO_LIMIT)  # a step or more
+        if config.minutes is None:
+            self.state.budget_tokens = self._asked_tokens
+        self.advisor = advisor or Advisor()
+        self.advisor.left_plateau = any(line["event"] == LEFT_PLATEAU for line in self.log)
         self._synchronized_loss = dist.wrap(loss)
         self._window = MetricWindow(loss.metric_names, self.state)
-        self._printed = PrintedMetrics(loss.metric_names, self.state)
         self._began = time.monotonic(), self.state.step
+        self._timed_from = self.state.tokens, self.state.seconds
         self._saved_seconds, self._stop_signal = self.state.seconds, 0
+
+    @property
+    def budget_tokens(self) -> int:
+        """Tokens of the whole run, as far as known."""
+        return self.state.budget_tokens or NO_LIMIT
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return max(1, round(self.budget_tokens / self.config.batch_tokens))
 
     @property
     def is_finished(self) -> bool:
         """Whether the budget is spent."""
-        return self.state.step >= self.config.steps
+        return self.state.step >= self.steps
 
     @property
     def _micro_batches(self) -> int:
@@ -159,7 +172,8 @@ class Trainer:
         return self.state.step * self.config.micro_batches
 
     def run(self) -> bool:
-        """Train. False if a signal stopped the run early. Its state is saved in both cases."""
+        """Train. False if a signal stopped the run early. Its state is saved in both cases, unless a budget in minutes
+        is not yet converted: then the run starts again, so that its first steps are timed whole."""
         if not self.is_finished:
             self._measure_machine()
             with stop_signals(self._stop):
@@ -176,13 +190,18 @@ class Trainer:
         self._stop_signal = number
 
     def _train(self) -> None:
-        state, config = self.state, self.config
+        state = self.state
         self._began = time.monotonic(), state.step
-        total = config.steps * config.micro_batches
-        batches = made_ahead(MicroBatches(self.stream, total, self._micro_batches, self.dist), self.device)
         hidden = None if self.dist.is_main else True  # None: shown on a terminal only
-        with tqdm(total=config.steps, initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
+        batches: Iterator[Any] = iter(())
+        made_for = -1
+        with tqdm(initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
             while not self.is_finished:
+                if made_for != self.budget_tokens:  # new, or known now: masks depend on the spent share of it
+                    made_for, bar.total = self.budget_tokens, self.steps if state.budget_tokens else None
+                    total = self.steps * self.config.micro_batches
+                    numbers = MicroBatches(self.stream, total, self._micro_batches, self.dist)
+                    batches = made_ahead(numbers, self.device)
                 began = time.perf_counter()
                 self._step(batches)
                 state.seconds += time.perf_counter() - began
@@ -193,7 +212,12 @@ class Trainer:
     def _step(self, batches: Iterator[Any]) -> None:
         """Take one optimizer step."""
         config, state = self.config, self.state
-        rate = config.learning_rate * self.schedule.factor(state.tokens + config.batch_tokens / 2)
+        budget = self.budget_tokens
+        warmup = FIRST_WARMUP_STEPS * config.batch_tokens
+        if state.budget_tokens is not None:
+            warmup = round(config.warmup_fraction * budget)
+        middle = state.tokens + config.batch_tokens / 2
+        rate = config.learning_rate * rate_factor(middle, budget, warmup, config.decay_fraction)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         own = config.micro_batches // self.dist.world_size
@@ -237,13 +261,16 @@ class Trainer:
         stop, save = self.dist.all_reduce_scalars([bool(self._stop_signal), self.dist.is_main and is_save_due])
         if stop:
             self._stop_signal = self._stop_signal or signal.SIGTERM
-        is_last = bool(stop) or self.is_finished
-        log, evaluate = is_last or state.step % config.log_steps == 0, self._is_evaluation_due()
-        save = is_last or bool(save)
+        lines = list(self._time_first_steps())
+        is_last, is_known = bool(stop) or self.is_finished, state.budget_tokens is not None
+        show = is_known and (is_last or self._is_due(CONSOLE_LINES))
+        log = is_last or show or self._is_due(max(MIN_LOG_LINES, self.steps // MAX_LOG_STEPS))
+        evaluate = self._is_due(max(1, min(config.max_evaluations, self.budget_tokens // config.tokens_per_evaluation)))
+        save = is_known and (is_last or bool(save))
         if log or evaluate or save:
             self._synchronize()
             self._window.count_skipped(state)
-        lines = [*(self._log() if log else ()), *(self._evaluate() if evaluate else ())]
+        lines += [*(self._log(show=show) if log else ()), *(self._evaluate() if evaluate else ())]
         if save:
             self.checkpointer.save(state)
             self._saved_seconds = state.seconds
@@ -251,40 +278,64 @@ class Trainer:
             tqdm.write(line)
         return bool(stop)
 
-    def _is_evaluation_due(self) -> bool:
-        step, steps, evaluations = self.state.step, self.config.steps, self.config.evaluations
-        return step * evaluations // steps > (step - 1) * evaluations // steps
+    def _time_first_steps(self) -> Iterator[str]:
+        """After the first steps of this process, convert a budget in minutes to tokens, unless an earlier process did.
+        Yields lines about the length of the run. A run of fewer steps is timed at its end."""
+        state, config, asked = self.state, self.config, self._asked_tokens
+        taken, is_last = state.step - self._began[1], state.step >= round(asked / config.batch_tokens)
+        if taken == UNTIMED_STEPS + TIMED_STEPS or (is_last and taken < UNTIMED_STEPS + TIMED_STEPS):
+            self._synchronize()
+            tokens, seconds = state.tokens - self._timed_from[0], state.seconds - self._timed_from[1]
+            speed, spent = self.dist.all_gather((tokens / seconds, state.seconds))[0]
+            if state.budget_tokens is None:
+                left = 60 * (config.minutes or 0) * config.step_share - spent
+                state.budget_tokens = min(asked, state.tokens + round(speed * max(0.0, left)))
+            if self.dist.is_main:
+                budget, minutes = state.budget_tokens, spent / 60 / config.step_share
+                minutes += (budget - state.tokens) / speed / 60 / config.step_share
+                sizes = budget, config.budget_tokens or budget, config.batch_tokens, self.stream.tokens
+                yield from self._advice_lines(self.advisor.on_length(*sizes, speed, minutes))
+        elif taken == UNTIMED_STEPS:
+            self._synchronize()
+            self._timed_from = state.tokens, state.seconds
 
-    def _log(self) -> Iterator[str]:
-        """Write figures to the log. Yields lines for the console."""
+    def advise(self, advice: Iterable[Advice]) -> None:
+        """Log and print advice on the result."""
+        for line in self._advice_lines(advice):
+            tqdm.write(line)
+
+    def _advice_lines(self, advice: Iterable[Advice]) -> Iterator[str]:
+        """Write advice to the log. Yields its lines for the console."""
+        for event, text in advice:
+            self.log.write(event, self.state, {"text": text})
+            yield f"{event:10s}  {text}"
+
+    def _is_due(self, count: int) -> bool:
+        """Whether one of `count` equal parts of the run ends with this step."""
+        step, steps = self.state.step, self.steps
+        return step * count // steps > (step - 1) * count // steps
+
+    def _log(self, *, show: bool) -> Iterator[str]:
+        """Write figures to the log. Yields lines for the console: the figures only on request."""
         window = self._window
-        sums = self.dist.all_reduce_scalars(window.sums())
-        figures = window.summary(self.state, sums)
-        self._printed.add(sums)
+        figures = window.summary(self.state, self.dist.all_reduce_scalars(window.sums()))
         self._window = MetricWindow(window.names, self.state, window.peak_flops)
         if self.dist.is_main:
             self.log.write("train", self.state, figures)
-            if self._is_printed():
-                yield line_of("train", self._progress(), self._printed.take(self.state))
-            for event, text in self.advisor.look(figures, self.state.step / self.config.steps):
-                self.log.write(event, self.state, {"text": text})
-                yield f"{event:10s}  {text}"
+            if show:
+                shown = {name: value for name, value in figures.items() if name in (*window.names, "tokens_per_second")}
+                yield line_of("train", self._progress(), shown)
+            yield from self._advice_lines(self.advisor.on_figures(figures, self.state.step / self.steps))
 
     def _progress(self) -> str:
         """Finished share of the run, and remaining time at the mean speed of this process, evaluations and checkpoints
         included."""
-        step, steps = self.state.step, self.config.steps
+        step, steps = self.state.step, self.steps
         if self.is_finished:
             return "100%"
         began, first = self._began
         left = (time.monotonic() - began) / (step - first) * (steps - step)
         return f"{100 * step // steps}%, {time_left(left)} left"
-
-    def _is_printed(self) -> bool:
-        """Whether the console gets a line after this step."""
-        lines = -(-self.config.steps // self.config.log_steps)
-        every = self.config.log_steps * -(-lines // CONSOLE_LINES)
-        return self.state.step % every == 0 or self.is_finished or bool(self._stop_signal)
 
     def _evaluate(self) -> Iterator[str]:
         """Evaluate and log. Yields lines for the console."""
@@ -301,40 +352,10 @@ class Trainer:
         if self.dist.is_main:
             self.log.write("machine", self.state, {"machine": machine_description(self.device)})
             parameters = sum(p.numel() for p in self.loss.model.parameters())
-            steps = f"{self.config.steps:,} steps of {self.config.batch_tokens:,} tokens"
-            logger.info(f"{parameters:,} parameters, {steps}, {precision}")
+            logger.info(f"{parameters:,} parameters, {precision}")
 
     def _synchronize(self) -> None:
         """Wait for the GPU, which is some steps behind. The wait is training time."""
         began = time.perf_counter()
         synchronize(self.device)
         self.state.seconds += time.perf_counter() - began
-
-
-def measure_speed(loss: TrainingLoss, stream: BatchStream, micro_batches: int = 1, seconds: float = 10.0) -> float:
-    """Tokens per second of one process over whole steps, including the wait for batches. Their learning rate is 0, so
-    they change no weight.
-
-    Args:
-        micro_batches: micro-batches of this process, in a step.
-        seconds: time limit, not counting the first two steps.
-    """
-    device = next(loss.parameters()).device
-    batches = made_ahead(MicroBatches(stream, total=1), device)
-    optimizer = make_optimizer(loss.model, 0.0)
-    began, ends, tokens = 0.0, math.inf, 0
-    for step in range(UNTIMED_STEPS + TIMED_STEPS):
-        if step == UNTIMED_STEPS:
-            began = time.perf_counter()
-            ends, tokens = began + seconds, 0
-        for _ in range(micro_batches):
-            batch = next(batches).to(device)
-            with autocast(loss, choose_precision(device)):
-                value, _ = loss(batch)
-            value.backward()
-            tokens += batch.tokens
-        update_weights(loss.model, optimizer)
-        synchronize(device)
-        if time.perf_counter() > ends:
-            break
-    return tokens / (time.perf_counter() - began)

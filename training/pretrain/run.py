@@ -20,8 +20,7 @@ from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
-from training.loop.advice import REMEDY
-from training.loop.budget import budget_record
+from training.loop.advice import Advisor
 from training.loop.checkpoint import TrainState
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.init import mimetic_attention_init, zero_residual
@@ -70,47 +69,18 @@ def pretrain(
     stream = PretrainingStream(
         text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_tokens(recipe.pretrain)
     )
-    recipe = _resolve_budget(recipe, loss, stream, folder, dist)
-    passes = (recipe.pretrain.tokens or 0) / text.tokens
-    logger.info("%s documents with %s tokens, read %.3g times", f"{text.documents:,}", f"{text.tokens:,}", passes)
+    logger.info(f"{text.documents:,} documents with {text.tokens:,} tokens")
     trainer = _trainer(recipe, loss, stream, tokenizer, heldout, folder, dist)
-    if dist.is_main:
-        write_resolved(recipe, folder)
     if not trainer.run():
         return None
     if dist.is_main:
+        budget = {"tokens": trainer.budget_tokens, "minutes": None}
+        write_resolved(recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=budget)}), folder)
         target = folder / "model"
         write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
         logger.info("network of %s in %s", checkpoint_size(target, loss.model), target)
-        _log_verdict(trainer)
+        trainer.advise(trainer.advisor.on_log(trainer.log))
     return {}
-
-
-def _log_verdict(trainer: Trainer) -> None:
-    """Log the result of the last evaluation, beside that of a network that knows word frequencies only."""
-    evaluations = [line for line in trainer.log if line["event"] == "evaluation"]
-    for name, figures in evaluations[-1].items() if evaluations else ():
-        if not (isinstance(figures, dict) and "unigram_entropy" in figures):
-            continue
-        loss, entropy = figures["mlm_loss"], figures["unigram_entropy"]
-        logger.info("%s: masked-LM loss %.2f on held-out text; word frequencies alone have %.2f", name, loss, entropy)
-        if loss >= entropy:
-            logger.warning("%s: nothing is learned from context yet: %s", name, REMEDY)
-
-
-def _resolve_budget(
-    recipe: Recipe, loss: PretrainingLoss, stream: PretrainingStream, folder: Path, dist: DistContext
-) -> Recipe:
-    """The recipe with its budget in tokens. A budget in minutes is converted once, and kept for resumes."""
-    minutes = recipe.pretrain.minutes
-    if minutes is None:
-        return recipe
-    known = budget_record(folder / "budget.json", minutes, loss, stream, dist)
-    speed = known["tokens_per_second"]
-    tokens = known.get("tokens") or max(recipe.pretrain.batch_tokens, round(speed * 60 * minutes * BUDGET_SHARE))
-    logger.info(f"{minutes:g} minutes at {speed:,} tokens a second: {tokens:,} tokens")
-    changes = {"tokens": tokens, "minutes": None}
-    return recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=changes)})
 
 
 def _trainer(
@@ -123,8 +93,8 @@ def _trainer(
     dist: DistContext,
 ) -> Trainer:
     """The trainer, at the step where an earlier run stopped."""
-    config, text = recipe.pretrain, stream.text
-    assert config.tokens is not None
+    config = recipe.pretrain
+    entropy = None if config.start else stream.text.unigram_entropy  # trained weights have left the plateau
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
         reports = evaluate_pretraining(loss.model, heldout, tokenizer, config.examples, count=EVALUATION_EXAMPLES)
@@ -134,7 +104,7 @@ def _trainer(
         loss,
         stream,
         TrainConfig(
-            budget_tokens=max(config.batch_tokens, config.tokens),  # a whole step
+            budget_tokens=config.tokens,
             batch_tokens=config.batch_tokens,
             micro_batch_tokens=stream.micro_batch_tokens,
             learning_rate=config.learning_rate,
@@ -143,11 +113,14 @@ def _trainer(
             seed=recipe.seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
             tensorboard=recipe.tensorboard,
-            evaluations=max(1, min(MAX_EVALUATIONS, config.tokens // TOKENS_PER_EVALUATION)),
+            max_evaluations=MAX_EVALUATIONS,
+            tokens_per_evaluation=TOKENS_PER_EVALUATION,
+            minutes=config.minutes,
+            step_share=BUDGET_SHARE,
         ),
         folder,
         evaluate=evaluate,
-        unigram_entropy=None if config.start else text.unigram_entropy,  # trained weights have left the plateau
+        advisor=Advisor(unigram_entropy=entropy),
         dist=dist,
     )
 

@@ -8,7 +8,7 @@ from training.loop.advice import ADVICE, LEFT_PLATEAU, LINES, Advisor
 
 
 def events(advisor: Advisor, loss: float, spent: float) -> list[str]:
-    return [event for event, _ in advisor.look({"mlm_loss": loss}, spent)]
+    return [event for event, _ in advisor.on_figures({"mlm_loss": loss}, spent)]
 
 
 def test_advisor_reports_once_that_the_plateau_is_left() -> None:

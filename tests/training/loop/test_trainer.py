@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,13 @@ from training.errors import RunError
 from training.examples.batches import BatchShape
 from training.loop import trainer as trainer_module
 from training.loop.log import RunLog
-from training.loop.trainer import TrainConfig, Trainer, TrainingLoss, measure_speed
+from training.loop.trainer import FIRST_WARMUP_STEPS, UNTIMED_STEPS, TrainConfig, Trainer, TrainingLoss
 from training.runtime.distributed import DistContext
 
 MICRO_BATCH = 16
 STEP = 2 * MICRO_BATCH
 STEPS = 40
+FIRST_STEPS = UNTIMED_STEPS + 2  # the session's fixture sets TIMED_STEPS
 EVERY_STEP = 1e-12
 """Minutes between checkpoints, so that each step is followed by one."""
 
@@ -53,6 +54,8 @@ class Points:
 
 class PointStream:
     """Points, each of which counts as one token."""
+
+    tokens = 1000
 
     def __init__(self, micro_batch: int = MICRO_BATCH) -> None:
         self.shape = BatchShape(micro_batch, micro_batch + 1)
@@ -115,7 +118,7 @@ def trainer(
         "learning_rate": 0.05,
         "warmup_fraction": 0.1,
         "decay_fraction": 0.5,
-        "evaluations": 4,
+        "max_evaluations": 4,
     }
     return Trainer(
         loss,
@@ -221,12 +224,12 @@ def test_trainer_rate_warms_up_stays_level_and_falls(whole: tuple[Trainer, Path]
 
 
 def test_trainer_evaluates_in_even_steps_and_at_the_end(tmp_path: Path) -> None:
-    trainer(tmp_path, Regression(), steps=20, evaluations=6, evaluate=lambda state: {"at": state.step}).run()
+    trainer(tmp_path, Regression(), steps=20, max_evaluations=6, evaluate=lambda state: {"at": state.step}).run()
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [4, 7, 10, 14, 17, 20]
 
 
 def test_trainer_with_fewer_steps_than_evaluations_evaluates_after_each(tmp_path: Path) -> None:
-    trainer(tmp_path, Regression(), steps=3, evaluations=20, evaluate=lambda state: {"at": state.step}).run()
+    trainer(tmp_path, Regression(), steps=3, max_evaluations=20, evaluate=lambda state: {"at": state.step}).run()
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [1, 2, 3]
 
 
@@ -237,9 +240,7 @@ def test_trainer_refuses_ranks_that_cannot_share_a_step(tmp_path: Path) -> None:
         trainer(tmp_path, Regression(), dist=DistContext(world_size=3))
 
 
-def test_trainer_prints_means_of_a_few_parts_of_the_run_and_logs_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trainer_prints_some_lines_of_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer(tmp_path, Regression(), steps=200, evaluate=lambda _: {"dev": {"loss": 1.0}, "dev_loss": 0.25}).run()
     logged = [line["loss"] for line in lines(tmp_path, "train")]
     assert len(logged) == 100
@@ -249,9 +250,8 @@ def test_trainer_prints_means_of_a_few_parts_of_the_run_and_logs_all(
     assert evaluations[0][2:] == ["min", "left", "dev_loss", "0.25"]
     words = [line.split() for line in printed if line.startswith("train")]
     assert [line[1].rstrip(",") for line in words] == [f"{share}%" for share in range(5, 101, 5)]
-    losses = [float(line[line.index("loss") + 1]) for line in words]
-    assert losses == pytest.approx([sum(logged[i : i + 5]) / 5 for i in range(0, 100, 5)], rel=1e-3)
-    assert "gradient_norm" not in printed[0]
+    assert [float(line[line.index("loss") + 1]) for line in words] == pytest.approx(logged[4::5], rel=1e-3)
+    assert not any("gradient_norm" in line for line in printed)
 
 
 def test_trainer_saves_its_state_before_it_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,28 +268,63 @@ def test_trainer_saves_its_state_before_it_prints(tmp_path: Path, monkeypatch: p
     assert printed == [f"state-{step:09d}.pt" for step in range(1, 21)]
 
 
-def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
-    task = Regression()
-    before = weight_of(task)
-    assert measure_speed(task, PointStream(), seconds=0.01) > 0
-    assert weight_of(task) == before
-    assert all(not parameter.grad.any() for parameter in task.model.parameters() if parameter.grad is not None)
+# --- a budget in minutes
 
 
-def test_measure_speed_of_a_gradient_that_is_not_finite_changes_no_weight() -> None:
-    task = Regression(on_batch=lambda _: float("nan"))
-    before = weight_of(task)
-    measure_speed(task, PointStream(), seconds=0.01)
-    assert weight_of(task) == before
+def test_trainer_budget_in_minutes_becomes_tokens_after_the_first_steps(tmp_path: Path) -> None:
+    run = trainer(tmp_path, Regression(), steps=10**6, minutes=0.02, evaluate=lambda state: {"at": state.step})
+    assert run.run()
+    assert run.state.budget_tokens is not None
+    steps = round(run.state.budget_tokens / STEP)
+    assert FIRST_STEPS < steps < 10**6
+    assert (run.state.step, run.state.tokens) == (steps, steps * STEP)
+    (budget,) = lines(tmp_path, "budget")
+    assert budget["step"] == FIRST_STEPS
+    assert budget["text"].startswith(f"{steps:,} steps of 32 tokens, which read the text ")
+    assert "passes would be better, and take" in lines(tmp_path, "advice")[-1]["text"]
+    assert lines(tmp_path, "train")[-1]["learning_rate"] < 0.05 * 4 / steps, "it falls to 0 at the end"
+    assert len(lines(tmp_path, "evaluation")) == 4
 
 
-def test_measure_speed_counts_the_wait_for_batches() -> None:
-    class SlowStream(PointStream):
-        def batch(self, number: int, progress: float) -> Points:
-            time.sleep(0.02)
-            return super().batch(number, progress)
+def test_trainer_rate_rises_slowly_until_the_budget_is_known(tmp_path: Path) -> None:
+    rates: list[float] = []
+    task = Regression(on_batch=lambda _: rates.append(run.optimizer.param_groups[0]["lr"]) or 1.0)  # type: ignore[func-returns-value]
+    run = trainer(tmp_path, task, minutes=1000)
+    assert run.run()
+    assert run.state.step == STEPS, "the time is enough"
+    first = [0.05 * (n + 0.5) / FIRST_WARMUP_STEPS for n in range(FIRST_STEPS)]
+    assert rates[1 : 2 * FIRST_STEPS : 2] == pytest.approx(first)
+    assert rates[2 * FIRST_STEPS + 1] == 0.05
 
-    assert measure_speed(Regression(), SlowStream(), micro_batches=2) < MICRO_BATCH / 0.02
+
+def test_trainer_without_time_for_its_first_steps_ends_after_them(tmp_path: Path) -> None:
+    run = trainer(tmp_path, Regression(), minutes=1e-9, evaluate=lambda state: {"at": state.step})
+    assert run.run()
+    assert [line["at"] for line in lines(tmp_path, "evaluation")] == [run.state.step] == [FIRST_STEPS]
+
+
+@pytest.mark.parametrize("step", [FIRST_STEPS - 1, FIRST_STEPS, 20])
+def test_trainer_with_minutes_killed_ends_with_the_same_weights(tmp_path: Path, step: int) -> None:
+    whole = trainer(tmp_path / "whole", Regression(0.2), minutes=1000)
+    assert whole.run()
+    with pytest.raises(Killed):
+        trainer(tmp_path, Regression(0.2, at_step(step, kill)), minutes=1000, checkpoint_minutes=EVERY_STEP).run()
+    resumed = trainer(tmp_path, Regression(0.2), minutes=1000)
+    assert resumed.state.step == (step if step >= FIRST_STEPS else 0), "no state before the budget is known"
+    assert resumed.run()
+    assert_same_weights(resumed, whole)
+    assert lines(tmp_path, "train") == lines(tmp_path / "whole", "train")
+
+
+def test_trainer_keeps_the_measured_budget_when_resumed(tmp_path: Path) -> None:
+    first, settings = tmp_path / "first", {"steps": 10**6, "minutes": 0.02}
+    with pytest.raises(Killed):
+        trainer(first, Regression(on_batch=at_step(6, kill)), checkpoint_minutes=EVERY_STEP, **settings).run()
+    shutil.copytree(first, tmp_path / "second")
+    runs = [trainer(tmp_path / name, Regression(), **settings) for name in ("first", "second")]
+    assert all(run.run() for run in runs)
+    assert runs[0].state.budget_tokens == runs[1].state.budget_tokens
+    assert_same_weights(*runs)
 
 
 # --- resumes
@@ -372,14 +407,14 @@ def test_trainer_finished_and_started_again_does_no_step(tmp_path: Path) -> None
 
 def test_trainer_stopped_in_its_last_step_is_evaluated_once_when_started_again(tmp_path: Path) -> None:
     tasks = Regression(on_batch=at_step(4, send(signal.SIGTERM))), Regression(), Regression()
-    settings: dict[str, Any] = {"steps": 5, "evaluations": 1, "evaluate": lambda state: {"at": state.step}}
+    settings: dict[str, Any] = {"steps": 5, "max_evaluations": 1, "evaluate": lambda state: {"at": state.step}}
     finished = [trainer(tmp_path, task, **settings).run() for task in tasks]
     assert finished == [False, True, True]
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [5]
 
 
 def test_trainer_killed_in_its_last_evaluation_evaluates_again(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"steps": 5, "evaluations": 1, "checkpoint_minutes": EVERY_STEP}
+    settings: dict[str, Any] = {"steps": 5, "max_evaluations": 1, "checkpoint_minutes": EVERY_STEP}
     with pytest.raises(Killed):
         trainer(tmp_path, Regression(), evaluate=lambda _: kill(), **settings).run()  # type: ignore[func-returns-value]
     assert trainer(tmp_path, Regression(), evaluate=lambda state: {"at": state.step}, **settings).run()
@@ -398,7 +433,7 @@ def test_trainer_never_saves_or_evaluates_what_is_not_finite(tmp_path: Path) -> 
         assert all(weight.isfinite().all() for weight in task.model.state_dict().values())
         return {}
 
-    broken = trainer(tmp_path, task, evaluate=evaluate, evaluations=20, checkpoint_minutes=EVERY_STEP)
+    broken = trainer(tmp_path, task, evaluate=evaluate, max_evaluations=20, checkpoint_minutes=EVERY_STEP)
     with pytest.raises(RunError, match=r"norm is nan by step 15, as in 3 steps before.*with a lower learning_rate"):
         broken.run()
     assert evaluated == [2, 4, 6, 8, 10, 12, 14]
@@ -450,7 +485,6 @@ def addresses(task: Regression) -> list[int]:
 
 
 def test_trainer_gradients_stay_where_they_are(tmp_path: Path) -> None:
-    """A budget in minutes measures the speed first; a run that was killed is resumed."""
     task, seen, kill_at = Regression(), list[list[int]](), [2 * 9]
 
     def on_batch(number: int) -> float:
@@ -461,8 +495,6 @@ def test_trainer_gradients_stay_where_they_are(tmp_path: Path) -> None:
         return 1.0
 
     task.on_batch = on_batch
-    measure_speed(task, PointStream(), seconds=0.01)
-    task.seen = 0
     with pytest.raises(Killed):
         trainer(tmp_path, task, checkpoint_minutes=EVERY_STEP).run()
     assert trainer(tmp_path, task).run()
@@ -484,16 +516,21 @@ with distributed() as dist:
         seen.append(addresses(task))
         return float("nan") if number == 6 and dist.rank == 1 else 1.0
     task = Regression(on_batch=on_batch)
-    made = trainer(Path(sys.argv[1]), task, steps=20, batch_tokens=4 * MICRO_BATCH, dist=dist)
+    sizes = {"batch_tokens": 4 * MICRO_BATCH}
+    made = trainer(Path(sys.argv[1]), task, steps=20, **sizes, dist=dist)
     assert made.run()
     assert len(seen) == 20 and all(each == seen[4] for each in seen[4:]), "buckets are final after two steps"
-    first, second = dist.all_gather([weight.tolist() for weight in task.model.parameters()])
+    timed = trainer(Path(sys.argv[1]) / "timed", Regression(), steps=10**6, minutes=0.02, **sizes, dist=dist)
+    assert timed.run()
+    weights = [[weight.tolist() for weight in made.loss.model.parameters()] for made in (made, timed)]
+    first, second = dist.all_gather((timed.state.budget_tokens, timed.state.step, weights))
     assert first == second
 """
-"""Ten steps of two micro-batches on each of two ranks. Rank 1 has a gradient that is not finite in the fourth step."""
+"""Ten steps of two micro-batches on each of two ranks. Rank 1 has a gradient that is not finite in the fourth step.
+Then a run with a budget in minutes."""
 
 
-def test_trainer_ranks_skip_the_same_step_and_their_gradients_stay(tmp_path: Path) -> None:
+def test_trainer_ranks_skip_the_same_step_and_decide_alike(tmp_path: Path) -> None:
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
