@@ -27,11 +27,10 @@ from training.loop.checkpoint import TrainState
 from training.loop.trainer import TrainConfig, Trainer
 from training.problems.base import Problem
 from training.problems.choose import problem_of
-from training.recipe import Recipe, write_resolved
+from training.recipe import Recipe, read_resolved, write_resolved
 from training.runtime.checkpoint_dir import checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext
-from training.runtime.files import read_json, write_json
 
 WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
@@ -146,11 +145,9 @@ def _soft_label_weight(recipe: Recipe, soft_labels: Path | None) -> float | None
 
 def _kept_plan(recipe: Recipe, folder: Path, dist: DistContext) -> Recipe:
     """The recipe with the plan with which the run began, because a plan depends on the number of processes."""
-    plan = recipe.finetune.model_dump(include=PLANNED)
-    known = dist.all_gather(read_json(folder / "plan.json"))[0]
-    if known is None and dist.is_main:
-        write_json(folder / "plan.json", plan)
-    return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=known or plan)})
+    began = dist.all_gather(read_resolved(folder))[0]
+    plan = began.finetune.model_dump(include=PLANNED) if began else {}
+    return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=plan)})
 
 
 def open_dev(start: Checkpoint, text: PreparedText) -> dict[str, LabelledTexts]:

@@ -142,7 +142,7 @@ def _hash(content: Any) -> str:
 
 def _sizes(folder: Path) -> dict[str, int]:
     """Bytes of each file that later stages need: all but logs, notes, states and texts, which trainings do not need."""
-    notes = (DONE, "recipe.json", "plan.json")
+    notes = (DONE, "recipe.json")
     found = (file for file in folder.rglob("*") if file.suffix in (".json", ".npy", ".npz", ".safetensors"))
     found = (file for file in found if file.name not in notes)
     return {str(file.relative_to(folder)): file.stat().st_size for file in found}

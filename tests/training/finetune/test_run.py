@@ -30,7 +30,7 @@ from training.examples.labelled import LabelledStream
 from training.finetune.run import EVALUATIONS, _kept_plan, check_start
 from training.finetune.task import classifier_from
 from training.loop.log import RunLog
-from training.recipe import FinetuneConfig, Recipe, SourceConfig, read_resolved
+from training.recipe import FinetuneConfig, Recipe, SourceConfig, read_resolved, write_resolved
 from training.report.run import evaluate
 from training.runtime.distributed import DistContext
 from training.sources.split import text_hash
@@ -144,6 +144,7 @@ def test_finetune_keeps_the_last_weights_of_each_seed(finished: Recipe) -> None:
 def test_finetune_goes_on_with_the_plan_that_it_began_with(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
     assert _kept_plan(recipe, tmp_path, DistContext()) == recipe
+    write_resolved(recipe, tmp_path)
     other = changed(recipe, batch_tokens=512, learning_rate=1e-3)  # as that of more processes
     other = other.model_copy(update={"micro_batch_tokens": 128})  # after memory has run out
     kept = _kept_plan(other, tmp_path, DistContext())
@@ -153,7 +154,7 @@ def test_finetune_goes_on_with_the_plan_that_it_began_with(make_recipe: MakeReci
 def test_finetune_keeps_no_state_of_a_finished_seed(finished: Recipe) -> None:
     for seed in (1, 2):
         kept = {path.name for path in seed_folder(finished, seed).iterdir()}
-        assert kept == {"done.json", "log.jsonl", "model", "plan.json", "rank-0", "recipe.json"}
+        assert kept == {"done.json", "log.jsonl", "model", "rank-0", "recipe.json"}
 
 
 def test_finetune_trains_again_where_its_model_is_gone_or_damaged(make_recipe: MakeRecipe, finished: Recipe) -> None:
