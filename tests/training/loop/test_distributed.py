@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 import torch
 
 from tests.ports import free_port
-from tests.training.commands import environment_of, finish, start, until
+from tests.training.commands import ENVIRONMENT, PATIENCE, ROOT, environment_of, finish, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
-from tests.training.stages import made
+from tests.training.stages import made, save_new_network
 from training.loop.log import RunLog
 from training.recipe import Recipe
 from training.stages import Pipeline
@@ -27,6 +28,43 @@ SETTINGS = (
 """24 steps of eight micro-batches, over several passes."""
 
 EVERY_STEP = "checkpoint_minutes=1e-9"
+
+COMPILED_RANK = """
+import sys
+from dataclasses import replace
+import model.bert, training.finetune.run, training.finetune.task
+from functorch.compile import make_boxed_func
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from training.command import main
+from training.examples.batches import ClassificationBatch
+
+class Attention:
+    def self_attention(self, qkv):
+        return qkv.sum(1)
+    def cross_attention(self, query, key_value):
+        return query + key_value.sum(1).mean(0)
+
+class Recorded(nn.parallel.DistributedDataParallel):
+    def __init__(self, module, **settings):
+        super().__init__(module, bucket_cap_mb=1, **settings)
+        self.register_comm_hook(None, lambda _, bucket: events.append("reduce") or allreduce_hook(None, bucket))
+
+def recorded(name):
+    return lambda graph, _: make_boxed_func(lambda *inputs: events.append(name) or graph(*inputs))
+
+events, nn.parallel.DistributedDataParallel = [], Recorded
+backend = aot_autograd(fw_compiler=recorded("forward"), bw_compiler=recorded("backward"))
+model.bert.attention_for = lambda *_: Attention()
+training.finetune.task.DROPOUT = 0.0
+ClassificationBatch.to = lambda batch, _: replace(batch, lengths=None)
+training.finetune.run.maybe_compile = lambda loss, **_: loss.compile(backend=backend, fullgraph=True, dynamic=False)
+assert main(sys.argv[1:]) == 0
+after_forward = events[-events[::-1].index("forward") :]
+assert "reduce" in after_forward[: -after_forward[::-1].index("backward")], after_forward
+"""
+"""Fine-tuning whose forward pass is compiled as one graph, as on a GPU, without what is compiled on a GPU only."""
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +148,16 @@ def test_ranks_with_another_recipe_stop_with_an_error(
         assert status == 1, errors
         assert f"rank {1 - rank} has another recipe, text or vocabulary than rank {rank}" in errors
         assert "Traceback" not in errors
+
+
+def test_ranks_reduce_gradients_before_the_backward_pass_ends(make_recipe: MakeRecipe, recipe_file: Path) -> None:
+    """DistributedDataParallel splits the graph of a loss at its buckets only if no loss ran before it was wrapped."""
+    changes = ("model.hidden_size=512", "model.num_hidden_layers=1", "finetune.batch_tokens=512", "finetune.epochs=1")
+    recipe, port = save_new_network(make_recipe(*changes)), free_port()
+    command = [sys.executable, "-c", COMPILED_RANK, "finetune", *arguments(recipe, recipe_file)[1:4], *changes]
+    ranks = [
+        subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT | environment_of(rank, 2, 2, port), stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
