@@ -142,7 +142,7 @@ def open_table(
     with open_file(str(name), progress) as file:
         if format is None and format_of(str(name), dialect) == "lines":
             _check_lines(file)
-        yield _table(file, format or format_of(str(name), dialect), dialect or Dialect(), columns)
+        yield read_table(file, format or format_of(str(name), dialect), dialect or Dialect(), columns)
 
 
 def has_fasttext_label(line: str) -> bool:
@@ -170,7 +170,8 @@ def _check_lines(file: File) -> None:
     raise TableError(f"{file.name}: holds {what}; state the format {form}, or lines to read each line as a text")
 
 
-def _table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str] | None) -> Table:
+def read_table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str] | None) -> Table:
+    """The table in an opened file; see `open_table`."""
     if file.is_parquet:
         return _parquet(file, columns)
     file.check_kind(markup=form != "lines")

@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_tables import Dialect, TableError
+from bert_tables import TableError
 from training.errors import RecipeError, SourceError
 from training.recipe import SourceConfig, apply_override, parse_recipe
 from training.sources.files import FORMATS
 from training.sources.tables import in_recipe
 
-_CHOSEN = ("name.", "run.", "data.", "export.", "finetune.train.", "finetune.test.", "source.path.", "source.hub.")
-_OPTIONS = {"source.text": "--text", "source.label": "--label", "source.format": "--format"}
+_CHOSEN = (
+    *("name.", "run.", "data.", "export.", "finetune.train.", "finetune.test."),
+    *("source.path.", "source.hub.", "source.text.", "source.label.", "source.format."),
+)
 """Keys that `classify` writes itself, or that have an option."""
+_DIALECT = ("delimiter", "quote", "escape", "encoding")
 
 _KEYS = {
+    "set text, label, group or by of the source": "state --text, --label, source.group or source.by for",
     "the source's `table` states it": "--encoding, --delimiter, --quote, --escape or --no-header states it",
     "the source's `format` states it": "--format states it",
     "set the source's `format`": "add --format",
@@ -62,29 +66,20 @@ def stated_values(overrides: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {"source": {}, "finetune": {}}
     for override in overrides:
         key = override.partition("=")[0]
-        if option := _OPTIONS.get(key):
-            raise RecipeError(f"{override}: state it with {option}")
         if f"{key}.".startswith(_CHOSEN):
-            raise RecipeError(f"{override}: classify chooses {key} itself; leave it out, or write a recipe")
+            raise RecipeError(
+                f"{override}: classify chooses {key} itself or has an option for it; leave it out, or write a recipe"
+            )
         apply_override(values, override)
     if pretrained := values["finetune"].get("pretrained"):
         values["finetune"]["pretrained"] = str(absolute(pretrained))
     return values
 
 
-def source_of(given: argparse.Namespace, stated: Values, path: Path) -> SourceConfig:
-    """A table as a source, without its columns. Raises RecipeError if an override makes no sense."""
-    try:
-        dialect = Dialect(
-            header=not given.no_header,
-            delimiter=given.delimiter,
-            quote=given.quote,
-            escape=given.escape,
-            encoding=given.encoding,
-        )
-    except ValueError as error:
-        raise RecipeError(str(error)) from error
-    source = {"path": str(path), "format": given.format, "table": dialect} | stated["source"]
+def source_of(given: argparse.Namespace, stated: Values) -> SourceConfig:
+    """The table as a source, without its columns. Raises RecipeError if an override makes no sense."""
+    table = {"header": not given.no_header} | {key: getattr(given, key) for key in _DIALECT}
+    source = {"path": str(absolute(given.table)), "format": given.format, "table": table} | stated["source"]
     finetune = {key: value for key, value in stated["finetune"].items() if key not in ("labels", "problem_type")}
     others = {key: value for key, value in stated.items() if key != "source"}
     recipe = parse_recipe(others | {"name": "classify", "finetune": finetune | {"train": [source]}}, "command line")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from training.classify.columns import MAX_VALUES, Column, TableSurvey
 from training.classify.values import are_quantities
@@ -25,7 +26,7 @@ _LABEL_NAMES = {
 _EXAMPLES, _EXAMPLE_CHARACTERS = 3, 24
 
 
-def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> tuple[tuple[str, ...], str]:
+def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> tuple[list[Column], Column]:
     """The text columns and the label column.
 
     Args:
@@ -35,7 +36,7 @@ def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> t
     Raises:
         SourceError: a column is missing or does not fit, or several fit; the message lists all columns.
     """
-    asked = _asked(table, text, label)
+    asked = partial(_error, table, text, label)
     label_column = _named(table, asked, [label])[0] if label is not None else None
     if text is not None:
         is_name = any(column.name == text for column in table.columns)  # a column's name may have a comma
@@ -44,33 +45,27 @@ def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> t
         others = [column for column in table.columns if column is not label_column]
         texts = [_only(asked, others, "text", _TEXT_NAMES, lambda column: column.is_text)]
     if label_column is None:
-        asked = _asked(table, ",".join(column.name for column in texts), None)
+        asked = partial(_error, table, ",".join(column.name for column in texts), None)
         others = [column for column in table.columns if column not in texts]
         label_column = _only(asked, others, "label", _LABEL_NAMES, lambda column: column.is_label)
     if label_column in texts:
         raise asked(f"the column {label_column.name!r} cannot be text and label")
-    return tuple(column.name for column in texts), label_column.name
+    return texts, label_column
 
 
-def find_columns(table: TableSurvey, names: Sequence[str]) -> list[str]:
-    """The columns of another table with these names. Raises SourceError if one is missing."""
-    return [column.name for column in _named(table, _asked(table, ",".join(names[:-1]), names[-1]), names)]
-
-
-def check_label_column(table: TableSurvey, texts: Sequence[str], label: str) -> None:
+def check_label_column(table: TableSurvey, texts: Sequence[str], column: Column) -> None:
     """Raise SourceError if a column does not hold labels: its values occur about once each, or are quantities."""
-    column = next(column for column in table.columns if column.name == label)
-    asked = _asked(table, ",".join(texts), None)
+    asked = partial(_error, table, ",".join(texts), None)
     if are_quantities(column.values):
-        error = asked(f"the column {label!r} holds {_count(column)} different numbers, which look like no labels")
+        error = asked(f"the column {column.name!r} holds {_count(column)} different numbers, which look like no labels")
         raise SourceError(
             f"{error}\nor, for a model that predicts the number, add: finetune.problem_type={REGRESSION}"
             f"\nor, if each number is a label, add: finetune.problem_type={SINGLE_LABEL}"
         )
     if column.is_unique and not column.is_label:
         raise asked(
-            f"the column {label!r} has {_count(column)} different values in {column.rows:,} rows, but each label needs "
-            "several texts"
+            f"the column {column.name!r} has {_count(column)} different values in {column.rows:,} rows, but each label "
+            "needs several texts"
         )
 
 
@@ -78,11 +73,8 @@ Asked = Callable[[str], SourceError]
 """Makes the error that lists the columns, from a message."""
 
 
-def _asked(table: TableSurvey, text: str | None, label: str | None) -> Asked:
-    def error(problem: str) -> SourceError:
-        return SourceError(f"{table.name}: {problem}. Its columns:\n{_listing(table)}\n{_advice(table, text, label)}")
-
-    return error
+def _error(table: TableSurvey, text: str | None, label: str | None, problem: str) -> SourceError:
+    return SourceError(f"{table.name}: {problem}. Its columns:\n{_listing(table)}\n{_advice(table, text, label)}")
 
 
 def _named(table: TableSurvey, asked: Asked, names: Sequence[str]) -> list[Column]:
@@ -132,7 +124,7 @@ def _count(column: Column) -> str:
 
 
 def _examples(column: Column) -> Iterator[str]:
-    for value, count in list(column.values.items())[:_EXAMPLES]:
+    for value, count in column.values.most_common(_EXAMPLES):
         line = " ".join(value.split())
         short = line if len(line) <= _EXAMPLE_CHARACTERS else f"{line[:_EXAMPLE_CHARACTERS].rstrip()}…"
         yield short if column.is_unique else f"{short} ({count:,})"

@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tables import TableError, cell_values, spelled
+from bert_tables import Row, TableError, cell_values, spelled
 from bert_tables.reader import FASTTEXT_LABEL
+from training.classify.labels import MIN_TEXTS
 from training.classify.values import are_labels
 from training.errors import SourceError
 from training.recipe import SourceConfig
-from training.sources.files import files, format_of_file
-from training.sources.plain_text import read_lines
-from training.sources.tables import read_rows
+from training.sources.documents import SourceFile, open_files
+from training.sources.files import files
+from training.sources.tables import sound_rows
 
 MAX_VALUES = 1000
 """Different values of a column that are counted, because a column with more does not hold labels."""
 
+KEPT_BYTES = 2**28
+"""Memory for the first rows, which are kept until the columns are chosen, so that a file is read once: half a million
+short reviews. Later rows have no part in the choice of the columns, and `--text` and `--label` state them."""
+_CELL_BYTES = 150
+"""Memory of a cell without its characters, measured with two and with eight columns."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Column:
-    """Statistics of a column over all rows."""
+    """Statistics of a column over the first rows."""
 
     name: str
-    rows: int
+    rows: int = 0
     """Rows with a value."""
-    values: Mapping[str, int]
-    """Number of rows with each value, for at most `MAX_VALUES` values; a list is a value as JSON."""
-    has_more: bool
+    values: Counter[str] = field(default_factory=Counter)
+    """Number of rows with each value, for at most `MAX_VALUES` values; a list has several."""
+    has_more: bool = False
     """Whether there are more values."""
-    lists: int
-    """Rows whose value is a list."""
+    lists: int = 0
+    """Rows with a list of several values."""
+
+    def add(self, cell: Any) -> None:
+        """Count the cell of a row."""
+        try:
+            found = list(map(spelled, cell_values(cell, "")))
+        except TableError:  # an error only if the column is chosen
+            found = [str(cell)]
+        self.rows += bool(found)
+        self.lists += len(found) > 1
+        for value in found:
+            if value in self.values or len(self.values) < MAX_VALUES:
+                self.values[value] += 1
+            else:
+                self.has_more = True
 
     @property
     def is_unique(self) -> bool:
@@ -55,18 +76,19 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableSurvey:
-    """A file or folder as a source, and its columns; none for fastText and for folders of texts."""
+    """A file or folder as a source, with its columns; none for fastText and for folders of texts."""
 
     name: str
     """Name of the table in messages."""
     source: SourceConfig
     """The source without columns, with the format that its first lines show."""
-    rows: int
-    columns: tuple[Column, ...] = ()
+    files: Iterator[SourceFile]
+    """The opened files, from their beginning. They can be read once."""
+    columns: Sequence[Column] = ()
 
 
 def survey_table(source: SourceConfig, name: str) -> TableSurvey:
-    """Read all rows of a source.
+    """Open a source, and read its first rows, up to `KEPT_BYTES`.
 
     Args:
         source: The source, with an absolute path; its columns are ignored.
@@ -75,78 +97,50 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
     Raises:
         SourceError, TableError: a file cannot be read, or has neither columns nor labels.
     """
-    found = files(source, Path())
-    forms = {file: format_of_file(file, source) for file in found}
-    kinds = {table or form for form, table in forms.values()}
-    if not any(table for _, table in forms.values()):
-        return TableSurvey(name, _without_columns(source, found, kinds, name), 0)
-    if len(kinds) > 1:
-        raise SourceError(f"{name}: holds files of different formats ({', '.join(sorted(kinds))}); give one of them")
-    counts: dict[str, _Counts] = {}
-    rows = 0
-    every = source.model_copy(update={"text": (), "label": None, "group": None, "by": None})
-    for file, (_, table) in forms.items():
-        for _, cells in read_rows(file, table, every, None):
-            rows += 1
-            for column, cell in cells.items():
-                if (seen := counts.get(column)) is None:
-                    seen = counts[column] = _Counts()
-                seen.add(cell)
-    if not rows:
-        raise SourceError(f"{name}: has no rows below its header")
-    columns = tuple(seen.column(column) for column, seen in counts.items())
+    opened = open_files(source, Path())
+    first = next(opened)
+    if first.table is None:
+        return _without_columns(source, first, opened, name)
+    columns: dict[str, Column] = {}
+    kept: list[SourceFile] = []
+    rows = size = 0
+    for file in itertools.chain([first], opened):
+        if file.table is None or file.table.format != first.table.format:
+            names = f"{first.path.name}, {file.path.name}"
+            raise SourceError(f"{name}: holds files of different formats ({names}); give one of them")
+        begun: list[Row] = []
+        rest = sound_rows(file.table)
+        kept.append(replace(file, table=replace(file.table, rows=itertools.chain(begun, rest))))
+        for row in rest:
+            begun.append(row)
+            for column, cell in row.cells.items():
+                (columns.get(column) or columns.setdefault(column, Column(column))).add(cell)
+                size += _CELL_BYTES + len(str(cell))
+            if size >= KEPT_BYTES:
+                break
+        rows += len(begun)
+        if size >= KEPT_BYTES:
+            break
+    if rows < 2 * MIN_TEXTS and size < KEPT_BYTES:
+        raise SourceError(f"{name}: has {rows} rows, but a classifier needs two labels with {MIN_TEXTS} texts each")
     if source.table.header is True:
-        _check_header(columns, name)
-    return TableSurvey(name, source, rows, columns)
+        _check_header(columns.values(), name)
+    return TableSurvey(name, source, itertools.chain(kept, opened), tuple(columns.values()))
 
 
-def _without_columns(source: SourceConfig, found: Sequence[Path], kinds: set[str], name: str) -> SourceConfig:
-    """The source of texts whose labels are in their lines or in the names of folders."""
-    first = next((line for _, line in read_lines(found[0], source.table.encoding) if line.strip()), "")
-    if kinds == {"fasttext"} or FASTTEXT_LABEL in first:
-        return source.model_copy(update={"format": "fasttext"})
-    if kinds == {"text"} and len({file.parent.name for file in found}) > 1:
-        return source.model_copy(update={"label": "folder"})
+def _without_columns(source: SourceConfig, first: SourceFile, others: Iterator[SourceFile], name: str) -> TableSurvey:
+    """A source of texts whose labels are in their lines or in the names of folders."""
+    line = next((line for line in first.lines if line[1].strip()), (1, ""))
+    opened = itertools.chain([replace(first, lines=itertools.chain([line], first.lines))], others)
+    if first.form == "fasttext" or FASTTEXT_LABEL in line[1]:
+        labelled = (replace(file, form="fasttext") for file in opened)
+        return TableSurvey(name, source.model_copy(update={"format": "fasttext"}), labelled)
+    if first.form == "text" and len({file.parent for file in files(source, Path())}) > 1:
+        return TableSurvey(name, source.model_copy(update={"label": "folder"}), opened)
     raise SourceError(
         f"{name}: is plain text, which has no labels; if it holds a table, add --format csv (or tsv, jsonl); if each "
         "file is one text, put those of each label into a folder that is named like it"
     )
-
-
-class _Counts:
-    """The values of a column so far."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._values: Counter[str] = Counter()
-        self._has_more = False
-        self._lists = 0
-
-    def add(self, cell: Any) -> None:
-        value, is_list = _counted(cell)
-        if value is None:
-            return
-        self.rows += 1
-        self._lists += is_list
-        if value in self._values or len(self._values) < MAX_VALUES:
-            self._values[value] += 1
-        else:
-            self._has_more = True
-
-    def column(self, name: str) -> Column:
-        return Column(name, self.rows, dict(self._values.most_common()), self._has_more, self._lists)
-
-
-def _counted(cell: Any) -> tuple[str | None, bool]:
-    """A cell as a label (None if it is missing), and whether it is a list. A list of several labels is counted as
-    JSON."""
-    try:
-        values = cell_values(cell, "")
-    except TableError:  # an error only if the column is chosen
-        return json.dumps(cell, ensure_ascii=False, default=str), False
-    if len(values) > 1:
-        return json.dumps(values, ensure_ascii=False, default=str), True
-    return spelled(values[0]) if values else None, False
 
 
 def _is_prose(value: str) -> bool:
@@ -156,7 +150,7 @@ def _is_prose(value: str) -> bool:
     return 2 * letters >= len(value) and (words >= 3 or (not value.isascii() and len(value) >= 8 * words))
 
 
-def _check_header(columns: Sequence[Column], name: str) -> None:
+def _check_header(columns: Iterable[Column], name: str) -> None:
     """Raise SourceError if the header is a row: one of its names is also a value of its column."""
     for column in columns:
         if column.name in column.values:

@@ -16,14 +16,15 @@ from textwrap import wrap
 
 from bert_tables import TableError
 from training.classify.arguments import Values, absolute, as_options, source_of, stated_values
-from training.classify.choice import check_label_column, choose_columns, find_columns
+from training.classify.choice import check_label_column, choose_columns
 from training.classify.columns import TableSurvey, survey_table
-from training.classify.labels import MIN_TEXTS, LabelCounts, Labels, count_labels, name_labels, used
+from training.classify.labels import LabelCounts, count_labels, name_labels, used
 from training.classify.output import MODEL, check_output, write_recipe
 from training.classify.start import PRETRAINED, choose_start
-from training.classify.values import LIST, separator_of
+from training.classify.values import separator_of
 from training.errors import SourceError
 from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, parse_recipe
+from training.sources.documents import documents_of, open_files
 
 TEST_FRACTION, MAX_TESTED = 0.2, 2000
 """Share of the texts that is held out for the report without --test, and approximate maximum of these texts. With
@@ -52,13 +53,15 @@ class Survey:
     test: SourceConfig | None
     problem: str | None
     """Value of `finetune.problem_type`; None for the default."""
-    separator: str | None
-    """How a value of the label column is split, see `training.classify.values.split`."""
     counts: LabelCounts
     tested: LabelCounts
     """Labels of the test table; empty without one."""
-    dev_fraction: float
-    test_fraction: float
+    fractions: tuple[float, float]
+    """`dev_fraction` and `test_fraction`."""
+    labels: dict[str, str]
+    """The value of `finetune.labels`; empty for numbers."""
+    notes: list[str]
+    """Descriptions of the values that are left out."""
 
 
 def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequence[str]) -> Plan:
@@ -78,15 +81,14 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     stated = stated_values(overrides)
     try:
         found = survey(given, stated)
-        labels = _labels(given, stated, found)
     except (SourceError, TableError) as error:
         raise SourceError(as_options(error)) from error
-    values = _recipe(given, stated, found, labels, output)
+    values = _recipe(given, stated, found, output)
     recipe = parse_recipe(values, "the recipe of classify")  # checked before anything is written
     if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE_LABEL):
-        values["finetune"]["pretrained"] = str(choose_start(recipe))
+        values["finetune"]["pretrained"] = str(choose_start(recipe, found.counts.first))
     recipe = write_recipe(output, values, f"bert-train {shlex.join(arguments)}")
-    return Plan(recipe, "\n".join(_summary(given, stated, found, labels)))
+    return Plan(recipe, "\n".join(_summary(given, stated, found)))
 
 
 def survey(given: argparse.Namespace, stated: Values) -> Survey:
@@ -98,31 +100,26 @@ def survey(given: argparse.Namespace, stated: Values) -> Survey:
     Raises:
         SourceError, TableError: see `plan`.
     """
-    table = survey_table(source_of(given, stated, absolute(given.table)), given.table)
-    train = _with_columns(given, table)
-    problem, separator = _problem(table, train, stated)
-    counts = count_labels(train, separator)
+    table = survey_table(source_of(given, stated), given.table)
+    train, problem = _with_columns(given, stated, table)
+    counts = count_labels(documents_of(train, table.files))
     test, tested = None, LabelCounts()
     if given.test:
-        test = _like(train, survey_table(source_of(given, stated, absolute(given.test)), given.test))
-        tested = count_labels(test, separator)
+        test = train.model_copy(update={"path": str(absolute(given.test))})
+        tested = count_labels(documents_of(test, open_files(test, Path())))
     fraction = 0.0 if test else round(min(TEST_FRACTION, MAX_TESTED / max(1, counts.texts)), 4)
     finetune = {"dev_fraction": FinetuneConfig().dev_fraction, "test_fraction": fraction} | stated["finetune"]
     fractions = finetune["dev_fraction"], finetune["test_fraction"]
-    return Survey(train, test, problem, separator, counts, tested, *fractions)
+    labels: tuple[dict[str, str], list[str]] = {}, []
+    if problem != REGRESSION:
+        labels = name_labels(counts, tested, finetune.get("labels", {}), fractions, given.table)
+    return Survey(train, test, problem, counts, tested, fractions, *labels)
 
 
-def _labels(given: argparse.Namespace, stated: Values, found: Survey) -> Labels:
-    if found.problem == REGRESSION:
-        return Labels({}, [])
-    named, fractions = stated["finetune"].get("labels", {}), (found.dev_fraction, found.test_fraction)
-    return name_labels(found.counts, found.tested, named, fractions, given.table)
-
-
-def _recipe(given: argparse.Namespace, stated: Values, found: Survey, labels: Labels, output: Path) -> Values:
+def _recipe(given: argparse.Namespace, stated: Values, found: Survey, output: Path) -> Values:
     """The tables of the recipe. The paths of texts start from the folder of the table."""
     data = absolute(given.table).parent
-    finetune: Values = {"pretrained": str(PRETRAINED), "test_fraction": found.test_fraction}
+    finetune: Values = {"pretrained": str(PRETRAINED), "test_fraction": found.fractions[1]}
     if found.problem:
         finetune["problem_type"] = found.problem
     if given.minutes is not None:
@@ -130,9 +127,9 @@ def _recipe(given: argparse.Namespace, stated: Values, found: Survey, labels: La
             max(TRAINING_SHARE * given.minutes - START_MINUTES, MIN_TRAINING_SHARE * given.minutes), 2
         )
     finetune |= stated["finetune"]
-    finetune |= {"labels": labels.names} if labels.names else {}
+    finetune |= {"labels": found.labels} if found.labels else {}
     sources = {"train": found.train, "test": found.test}
-    finetune |= {key: [_values(source, found.separator, data)] for key, source in sources.items() if source}
+    finetune |= {key: [_values(source, data)] for key, source in sources.items() if source}
     chosen = {
         "name": output.name,
         "description": f"Classifier of {Path(given.table).name}.",
@@ -146,68 +143,45 @@ def _recipe(given: argparse.Namespace, stated: Values, found: Survey, labels: La
 # --- the contents of the table -------------------------------------------------------------------------------------
 
 
-def _with_columns(given: argparse.Namespace, table: TableSurvey) -> SourceConfig:
-    """The source with its columns. Raises SourceError if the choice is in doubt, or the table is tiny."""
-    if not table.columns:
-        return table.source
-    if table.rows < 2 * MIN_TEXTS:
-        raise SourceError(
-            f"{table.name}: has {table.rows} rows, but a classifier needs two labels with {MIN_TEXTS} texts each at "
-            "least, better with hundreds"
-        )
-    texts, label = choose_columns(table, given.text, given.label)
-    read = table.source.read or ("both" if len(texts) == 2 else None)
-    return table.source.model_copy(update={"text": texts, "label": label, "read": read})
-
-
-def _like(train: SourceConfig, test: TableSurvey) -> SourceConfig:
-    """The source of the test table, with the columns of the same names."""
-    if not test.columns or train.label is None:
-        return test.source
-    *texts, label = find_columns(test, [*train.text, train.label])
-    return test.source.model_copy(update={"text": tuple(texts), "label": label, "read": train.read})
-
-
-def _problem(table: TableSurvey, source: SourceConfig, stated: Values) -> tuple[str | None, str | None]:
-    """The problem type if it is not the usual one, and how a value of the label column is split.
+def _with_columns(given: argparse.Namespace, stated: Values, table: TableSurvey) -> tuple[SourceConfig, str | None]:
+    """The source with its columns and the separator of its labels, and the problem type if it is not the usual one.
 
     Raises:
-        SourceError: the column does not hold labels; the message says how to state its contents.
+        SourceError: the choice is in doubt, or the column holds no labels; the message says what to state.
     """
-    problem, separator = stated["finetune"].get("problem_type"), stated["source"].get("separator")
-    column = next((column for column in table.columns if column.name == source.label), None)
-    if column is None or problem in (SINGLE_LABEL, REGRESSION):
-        return problem, separator
-    separator = separator or (LIST if column.lists else separator_of(column.values))
-    if separator or problem:
-        return MULTI_LABEL, separator
-    if "labels" in stated["finetune"]:  # the user says that they are labels
-        return None, None
-    check_label_column(table, source.text, column.name)
-    return None, None
+    problem = stated["finetune"].get("problem_type")
+    if not table.columns:
+        return table.source, problem
+    columns, column = choose_columns(table, given.text, given.label)
+    texts = tuple(column.name for column in columns)
+    read = table.source.read or ("both" if len(texts) == 2 else None)
+    source = table.source.model_copy(update={"text": texts, "label": column.name, "read": read})
+    if problem in (SINGLE_LABEL, REGRESSION):
+        return source, problem
+    separator = source.separator or (None if column.lists else separator_of(column.values))
+    if separator or column.lists or problem:
+        return source.model_copy(update={"separator": separator}), MULTI_LABEL
+    if "labels" not in stated["finetune"]:  # else the user says that they are labels
+        check_label_column(table, texts, column)
+    return source, None
 
 
-def _values(source: SourceConfig, separator: str | None, data: Path) -> Values:
+def _values(source: SourceConfig, data: Path) -> Values:
     """A source as a table of the recipe, with the keys that differ from the defaults.
 
     Args:
         data: The recipe's folder of texts.
     """
-    values = source.model_dump(mode="json", exclude_defaults=True)
+    values = source.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     path = Path(source.path or "")
     values["path"] = str(path.relative_to(data)) if path.is_relative_to(data) else str(path)
-    if "table" in values:
-        default = SourceConfig(path="").model_dump(mode="json")["table"]
-        values["table"] = {key: value for key, value in values["table"].items() if value != default[key]}
-    if separator not in (None, LIST):
-        values["separator"] = separator
     return values
 
 
 # --- the summary before the work begins ----------------------------------------------------------------------------
 
 
-def _summary(given: argparse.Namespace, stated: Values, found: Survey, labels: Labels) -> Iterator[str]:
+def _summary(given: argparse.Namespace, stated: Values, found: Survey) -> Iterator[str]:
     """Sentences about the data found, the decisions made and the work ahead. An estimate of the time is best added
     here."""
     counts, source = found.counts, found.train
@@ -215,15 +189,15 @@ def _summary(given: argparse.Namespace, stated: Values, found: Survey, labels: L
     columns = ", labelled by their folders" if source.label == "folder" else columns
     columns = " of fastText" if source.format == "fasttext" else columns
     yield f"{given.table}: {counts.texts:,} texts{columns}"
-    if labels.names:
-        yield from wrap(f"labels: {used(counts, labels.names)}", 100)
-    yield from labels.notes
+    if found.labels:
+        yield from wrap(f"labels: {used(counts, found.labels)}", 100)
+    yield from found.notes
     if found.problem == MULTI_LABEL and "problem_type" not in stated["finetune"]:
         how, advice = "are lists", ""
-        if found.separator != LIST:
-            how = f"hold labels that are separated by {found.separator!r}"
+        if source.separator:
+            how = f"hold labels that are separated by {source.separator!r}"
             advice = f"; if each cell is one label, add finetune.problem_type={SINGLE_LABEL}"
         yield f"a text may have several labels, because the cells {how}{advice}"
-    dev, test = (round(share * counts.texts) for share in (found.dev_fraction, found.test_fraction))
+    dev, test = (round(share * counts.texts) for share in found.fractions)
     held_out = found.tested.texts or test
     yield f"about {counts.texts - dev - test:,} texts to train on, {dev:,} for dev, {held_out:,} for the report"

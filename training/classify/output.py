@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def check_output(output: Path, table: Path) -> None:
 
 
 def write_recipe(output: Path, values: Mapping[str, Any], command: str) -> Recipe:
-    """Write the recipe, and load it. Nothing is written if the same recipe is there.
+    """Write the recipe, and load it.
 
     Args:
         values: Valid keys of a recipe.
@@ -54,15 +53,7 @@ def write_recipe(output: Path, values: Mapping[str, Any], command: str) -> Recip
     except UnicodeEncodeError as error:
         raise RunError(f"{output}: the name of a file or folder is not UTF-8; rename it") from error
     with run_lock(output):
-        if _read(file) != values:
-            new = file.with_suffix(".new")
-            new.write_bytes(content)
-            new.replace(file)
+        new = file.with_suffix(".new")
+        new.write_bytes(content)
+        new.replace(file)
     return load_recipe(str(file))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (FileNotFoundError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return {}

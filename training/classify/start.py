@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ from training.corpus.inputs import reading_of
 from training.evaluate.classification import classify
 from training.recipe import Recipe
 from training.runtime.device import choose_device
-from training.sources.labels import labelled
+from training.sources.documents import Document
+from training.sources.labels import with_targets
 
 PRETRAINED, SENTIMENT = (Path(model.__file__).parent / "weights" / name for name in ("pretrained", "sentiment"))
 
@@ -29,14 +30,15 @@ with topics, 0.4 with five numbers of stars, 0.85 with opinions."""
 logger = logging.getLogger(__name__)
 
 
-def choose_start(recipe: Recipe) -> Path:
-    """The shipped classifier if its answers predict the labels of the table, else the shipped pretrained network."""
+def choose_start(recipe: Recipe, texts: Iterable[Document]) -> Path:
+    """The shipped classifier if its answers predict the labels of some texts of the table, else the shipped pretrained
+    network."""
     from sklearn.linear_model import LogisticRegression  # a machine with a GPU may lack scikit-learn
     from sklearn.model_selection import cross_val_score
 
     read = reading_of(recipe.finetune.train[0])
-    first = list(itertools.islice(labelled(recipe.finetune.train[0], recipe), 10 * TRIED_TEXTS))
-    documents, labels = zip(*first[:: -(-len(first) // TRIED_TEXTS)], strict=True)  # a file may be sorted by labels
+    found = list(with_targets(texts, recipe.finetune))
+    documents, labels = zip(*found[:: -(-len(found) // TRIED_TEXTS)], strict=True)
     checkpoint = load_checkpoint(SENTIMENT)
     checkpoint.model.to(choose_device(recipe.device))
     logits = classify(checkpoint, documents, [0] * len(documents), "pair" if read == "both" else read).logits

@@ -26,27 +26,18 @@ def inline(value: Any) -> str:
 
 
 def document(values: Mapping[str, Any]) -> str:
-    """A document whose tables and lists of tables have headers."""
+    """A document whose tables have headers."""
     return "\n".join(_table(values, "")) + "\n"
 
 
 def _table(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
     tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    lists = {key: value for key, value in values.items() if _is_list_of_tables(value)}
     for key, value in values.items():
-        if key not in tables and key not in lists:
+        if key not in tables:
             yield f"{_key(key)} = {inline(value)}"
     for key, value in tables.items():
         yield from ("", f"[{prefix}{_key(key)}]")
         yield from _table(value, f"{prefix}{_key(key)}.")
-    for key, entries in lists.items():
-        for entry in entries:
-            yield from ("", f"[[{prefix}{_key(key)}]]")
-            yield from (f"{_key(name)} = {inline(value)}" for name, value in entry.items())
-
-
-def _is_list_of_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(entry, Mapping) for entry in value)
 
 
 def _key(key: str) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-
-from bert_tables import cell_label
-from training.sources.labels import canonical
 
 SEPARATORS = (";", "|", ",")
 MAX_LABELS = 200
@@ -18,21 +14,6 @@ MAX_LABELS = 200
 MAX_NUMBERS = 20
 """Maximum number of different whole numbers that are taken for labels, such as stars, and not for a quantity."""
 _LABEL_CHARACTERS = 40
-
-LIST = "list"
-"""Marks cells that are lists, in place of a separator."""
-
-
-def split(value: str, separator: str | None) -> list[str]:
-    """The labels in a value of a column, as a recipe spells them.
-
-    Args:
-        separator: A character; `LIST` for a list as JSON; None if the whole value is the label.
-    """
-    if separator is None:
-        return [canonical(value)]
-    items = value.split(separator) if separator != LIST else json.loads(value) if value.startswith("[") else [value]
-    return [canonical(label) for item in items if (label := cell_label(item, "")) is not None]
 
 
 def separator_of(values: Iterable[str]) -> str | None:
@@ -46,7 +27,7 @@ def separator_of(values: Iterable[str]) -> str | None:
     values = list(values)
     found = {}
     for separator in SEPARATORS:
-        cells = [set(split(value, separator)) for value in values]
+        cells = [{part.strip() for part in value.split(separator)} - {""} for value in values]
         parts = Counter(part for cell in cells for part in cell)
         recurring = sum(count > 1 for count in parts.values())
         is_decimal_comma = separator == "," and all(part.isdecimal() for part in parts)
@@ -67,15 +48,13 @@ def are_labels(values: Mapping[str, int], *, has_more: bool, has_lists: bool) ->
     Args:
         values: Number of rows with each.
         has_more: Whether there are further values.
-        has_lists: Whether some are lists as JSON.
+        has_lists: Whether some rows have lists of several values.
     """
     if has_lists:
-        parts = Counter(part for value in values for part in split(value, LIST))
-        return 2 <= len(parts) <= MAX_LABELS and len(parts) < sum(parts.values())
+        return not has_more and 2 <= len(values) <= MAX_LABELS and len(values) < sum(values.values())
     if separator_of(values):
         return True
-    rows = sum(values.values())
-    is_few = not has_more and 2 <= len(values) <= MAX_LABELS and 5 * len(values) <= rows
+    is_few = not has_more and 2 <= len(values) <= MAX_LABELS and 5 * len(values) <= sum(values.values())
     return is_few and sum(map(len, values)) <= _LABEL_CHARACTERS * len(values)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bert_tables import MISSING_WORDS, TableError, cell_label
-from bert_tables.files import Progress
+from bert_tables import MISSING_WORDS, Table, TableError, cell_label
+from bert_tables.files import Progress, open_file
+from bert_tables.reader import read_table
 from training.errors import SourceError
 from training.recipe import CONTAINING, SourceConfig, source_name
 from training.sources.detokenize import differ, joined
@@ -66,6 +67,43 @@ class Document:
         return "\n".join(filter(None, self.fields))
 
 
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """An opened file of a source: a table, or else lines."""
+
+    path: Path
+    form: str
+    """One of `training.sources.files.FORMATS`."""
+    table: Table | None
+    lines: Iterator[tuple[int, str]]
+    """Numbered lines, from 1."""
+
+
+def open_files(
+    source: SourceConfig, root: Path, progress: Progress | None = None, columns: Sequence[str] | None = None
+) -> Iterator[SourceFile]:
+    """The files of a source. Each is opened once, and closed when the next is asked for.
+
+    Args:
+        columns: The columns of tables to read; by default, all.
+
+    Raises:
+        SourceError, TableError: a file is missing, of no known format or cannot be opened.
+    """
+    for path in files(source, root):
+        with open_file(str(path), progress) as opened:
+            form, table_form = format_of_file(opened, source)
+            table = read_table(opened, table_form, source.table, columns) if table_form else None
+            yield SourceFile(path, form, table, read_lines(opened, source.table.encoding))
+
+
+def documents_of(source: SourceConfig, opened: Iterable[SourceFile]) -> Iterator[Document]:
+    """The documents of opened files, as `documents` gives them, but each text as it is spelled and without the groups
+    of `containing`."""
+    alone = source.model_copy(update={"group": None}) if source.group == CONTAINING else source
+    return _SourceReader(alone).read(opened)
+
+
 def documents(source: SourceConfig, root: Path, progress: Progress | None = None) -> Iterator[Document]:
     """Stream the documents of a source. Rows without text are left out, with a warning that counts them. A source whose
     `group` is `containing` is held in memory; others are not.
@@ -89,10 +127,10 @@ def documents(source: SourceConfig, root: Path, progress: Progress | None = None
 def _grouped(source: SourceConfig, root: Path, progress: Progress | None) -> Iterator[Document]:
     """The documents with their groups."""
     if source.group != CONTAINING:
-        yield from _SourceReader(source).read(root, progress)
+        yield from documents_of(source, open_files(source, root, progress, columns_of(source)))
         return
-    reader = _SourceReader(source.model_copy(update={"group": None}))
-    found = list(reader.read(root, progress))
+    alone = source.model_copy(update={"group": None})
+    found = list(documents_of(alone, open_files(alone, root, progress, columns_of(alone))))
     groups = longest_containing([document.text for document in found])
     yield from (replace(document, group=group) for document, group in zip(found, groups, strict=True))
 
@@ -123,12 +161,13 @@ class _SourceReader:
         self._words: Counter[tuple[str, str]] = Counter()
         """Cells of texts and labels, by column and value, that may stand for a missing value."""
 
-    def read(self, root: Path, progress: Progress | None) -> Iterator[Document]:
-        """All documents, up to the source's limit."""
+    def read(self, opened: Iterable[SourceFile]) -> Iterator[Document]:
+        """All documents of the files, or of the hub data set if there is none, up to the source's limit."""
         try:
-            if chosen := files(self._source, root):
-                parts = (self._of_file(file, progress) for file in chosen)
-                yield from self._limited(itertools.chain.from_iterable(parts), str(chosen[0]))
+            opened = iter(opened)
+            if first := next(opened, None):
+                parts = map(self._of_file, itertools.chain([first], opened))
+                yield from self._limited(itertools.chain.from_iterable(parts), str(first.path))
                 return
             place = hub_place(self._source)
             rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(hub_rows(self._source), 1))
@@ -170,17 +209,16 @@ class _SourceReader:
 
     # --- a file ----------------------------------------------------------------------------------------------
 
-    def _of_file(self, file: Path, progress: Progress | None) -> Iterator[Document]:
-        form, table = format_of_file(file, self._source)
-        if table:
-            return self._of_rows(read_rows(file, table, self._source, progress), str(file), form)
+    def _of_file(self, opened: SourceFile) -> Iterator[Document]:
+        file, form, numbered = opened.path, opened.form, opened.lines
+        if opened.table:
+            return self._of_rows(read_rows(opened.table, self._source), str(file), form)
         if self._source.group or self._source.by:
             raise SourceError(f"{file}: has no column for group or by; leave them out, or write the texts as CSV")
-        numbered = read_lines(file, self._source.table.encoding, progress)
         if form == "fasttext":
             return self._of_fasttext(numbered, file)
         if self._source.format == "auto":
-            numbered = check_unlabelled(numbered, file)
+            numbered = check_unlabelled(numbered, str(file))
         lines = (line for _, line in numbered)
         if form == "wikitext":
             return _of_texts(wikitext_texts(lines), str(file))

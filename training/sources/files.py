@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from bert_tables import format_of
-from bert_tables.files import COMPRESSION_SUFFIXES, open_file
+from bert_tables.files import COMPRESSION_SUFFIXES, File
 from training.errors import MissingTextError, SourceError
 from training.recipe import SourceConfig
 from training.sources.tables import log_once
@@ -135,25 +135,22 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
 
 
-def format_of_file(file: Path, source: SourceConfig) -> tuple[str, str | None]:
+def format_of_file(file: File, source: SourceConfig) -> tuple[str, str | None]:
     """One of `FORMATS`, and the table's format if it has columns: WikiText comes as text and, from the hub, as Parquet.
 
     Raises:
         SourceError: the format follows neither from the recipe, nor from the suffix, nor from the first bytes.
-        TableError: the file cannot be read.
+        TableError: the file is of a kind that cannot be read.
     """
-    by_suffix = _format_of_suffix(file)
+    by_suffix = _format_of_suffix(Path(file.name))
     form = by_suffix if source.format == "auto" else source.format
     table = by_suffix if form == "wikitext" else form
-    if table not in TABLES:
-        with open_file(str(file)) as opened:
-            if opened.is_parquet:
-                table, form = "parquet", "wikitext" if form == "wikitext" else "parquet"
-            elif form is None:
-                opened.check_kind(markup=True)  # an Excel workbook is better saved as CSV than renamed
+    if table not in TABLES and file.is_parquet:
+        table, form = "parquet", "wikitext" if form == "wikitext" else "parquet"
     if form is None:
+        file.check_kind(markup=True)  # an Excel workbook is better saved as CSV than renamed
         known = ", ".join(FORMATS)
-        raise SourceError(f"{file}: unknown suffix; rename it, or set the source's `format` to one of {known}")
+        raise SourceError(f"{file.name}: unknown suffix; rename it, or set the source's `format` to one of {known}")
     return form, table if table in TABLES else None
 
 

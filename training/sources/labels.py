@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bert_tables.files import Progress
 from training.errors import SourceError
@@ -31,8 +31,13 @@ def labelled(
     """
     if source.label is None and source.format != "fasttext":
         raise SourceError(f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels")
-    target_of = _TARGETS[recipe.finetune.problem_type](recipe.finetune)
-    for document in documents(source, recipe.data, progress):
+    return with_targets(documents(source, recipe.data, progress), recipe.finetune)
+
+
+def with_targets(found: Iterable[Document], config: FinetuneConfig) -> Iterator[tuple[Document, Target]]:
+    """Documents with their targets; see `labelled`."""
+    target_of = _TARGETS[config.problem_type](config)
+    for document in found:
         target = target_of(document)
         if target is not None:
             yield document, target

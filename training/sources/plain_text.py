@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from bert_tables import TableError
-from bert_tables.files import Progress, open_file, text_fault, text_lines
+from bert_tables.files import File, text_fault, text_lines
 from bert_tables.reader import FASTTEXT_LABEL, has_fasttext_label
 
 MAX_CHARACTERS = 4_000_000
@@ -23,29 +22,28 @@ _BLANK_LINE = re.compile(r"[ \t]*\n\s*\n[ \t]*")
 _JOINER = re.compile(r" @([-.,])@ ")
 
 
-def read_lines(file: Path, encoding: str | None = None, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
+def read_lines(file: File, encoding: str | None = None) -> Iterator[tuple[int, str]]:
     """Numbered lines: (number from 1, line with its end). A line longer than `MAX_CHARACTERS` is split into parts.
 
     Raises:
         TableError: the file cannot be read as text, or a line is not of the encoding.
     """
-    with open_file(str(file), progress) as opened:
-        opened.check_kind(markup=False)
-        chosen, number, ended = opened.encoding(encoding), 0, True
-        for line in text_lines(opened, chosen, MAX_CHARACTERS):
-            number += ended
-            ended = line.endswith(("\n", "\r"))
-            if fault := text_fault(line, chosen):
-                raise TableError(f"{file}, line {number}: {fault}")
-            yield number, line
+    file.check_kind(markup=False)
+    chosen, number, ended = file.encoding(encoding), 0, True
+    for line in text_lines(file, chosen, MAX_CHARACTERS):
+        number += ended
+        ended = line.endswith(("\n", "\r"))
+        if fault := text_fault(line, chosen):
+            raise TableError(f"{file.name}, line {number}: {fault}")
+        yield number, line
 
 
-def check_unlabelled(numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[tuple[int, str]]:
+def check_unlabelled(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, str]]:
     """The lines. Raises TableError if the first one begins with a fastText label."""
     for number, line in numbered:
         if number == 1 and has_fasttext_label(line):
             remedy = 'set the source\'s `format` to "fasttext", or to "text" to read labels as a part of the text'
-            raise TableError(f"{file}: has lines with labels of fastText; {remedy}")
+            raise TableError(f"{name}: has lines with labels of fastText; {remedy}")
         yield number, line
 
 

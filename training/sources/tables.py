@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from bert_tables import TableError, cell_label, cell_values, open_table, spelled
-from bert_tables.files import Progress
+from bert_tables import Row as TableRow
+from bert_tables import Table, TableError, cell_label, cell_values, spelled
 from training.recipe import SourceConfig
 
 logger = logging.getLogger(__name__)
@@ -23,26 +22,32 @@ def columns_of(source: SourceConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, (*source.text, source.label, source.group, source.by))))
 
 
-def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Progress | None) -> Iterator[Row]:
-    """Rows in order. Cells are keyed by the names that the recipe uses, which may be numbers. All cells are included if
-    the source names no column.
+def sound_rows(table: Table) -> Iterator[TableRow]:
+    """The rows of a table. Raises TableError if one is broken."""
+    try:
+        for row in table.rows:
+            if row.fault is not None:
+                notes = "".join(f" ({warning})" for warning in table.warnings[:1])
+                raise TableError(f"{_place(table, row)}: {row.fault}{notes}")
+            yield row
+    finally:  # a source with a limit reads no further
+        for warning in table.warnings:
+            log_once(in_recipe(warning))
+
+
+def read_rows(table: Table, source: SourceConfig) -> Iterator[Row]:
+    """Rows in order, with their cells. Cells are keyed by the names that the recipe uses, which may be numbers.
 
     Raises:
-        TableError: the file cannot be read, its header lacks a column, or a row is broken.
+        TableError: the header lacks a column, or a row is broken.
     """
-    asked = columns_of(source)
-    with open_table(file, format=form, dialect=source.table, columns=asked or None, progress=progress) as table:
-        place = f"{file}, {'row' if table.format == 'parquet' else 'line'}"
-        renamed = {address: name for address in asked if (name := table.column(address)) != address}
-        try:
-            for row in table.rows:
-                if row.fault is not None:
-                    notes = "".join(f" ({warning})" for warning in table.warnings[:1])
-                    raise TableError(f"{place} {row.number}: {row.fault}{notes}")
-                yield f"{place} {row.number}", row.cells | {new: row.cells[old] for new, old in renamed.items()}
-        finally:  # a source with a limit reads no further
-            for warning in table.warnings:
-                log_once(in_recipe(warning))
+    renamed = {address: name for address in columns_of(source) if (name := table.column(address)) != address}
+    for row in sound_rows(table):
+        yield _place(table, row), row.cells | {new: row.cells[old] for new, old in renamed.items()}
+
+
+def _place(table: Table, row: TableRow) -> str:
+    return f"{table.name}, {'row' if table.format == 'parquet' else 'line'} {row.number}"
 
 
 def in_recipe(message: str) -> str:

@@ -27,7 +27,7 @@ def test_labels_are_told_with_their_counts_and_what_is_left_out(tmp_path: Path) 
         f"{table}: 51 texts (column body; labels: column label)",
         "labels: late (30), broken (20)",
         "left out: 2 texts without a label",
-        "left out: labels with one text: odd (1)",
+        "left out: labels with one text, or whose few texts are all held out: odd (1)",
         "about 38 texts to train on, 3 for dev, 10 for the report",
     ]
     assert written(plan)["finetune"]["labels"] == {"broken": "broken", "late": "late", "odd": "", "": ""}
@@ -86,7 +86,7 @@ def test_labels_whose_few_texts_are_all_held_out_are_left_out(tmp_path: Path) ->
     rows = labelled(["a", "b"] * 20)
     rows += [{"body": f"some text {i}", "label": f"rare {i % 9}"} for i in range(18)]
     plan = planned(write_csv(tmp_path / "train.csv", rows), tmp_path / "out", "finetune.test_fraction=0.8")
-    assert "left out: labels whose few texts are all held out: rare " in plan.summary
+    assert "or whose few texts are all held out: rare " in plan.summary
     labels = written(plan)["finetune"]["labels"]
     assert labels["a"] == "a"
     assert 0 < sum(not label for label in labels.values()) < 9
@@ -100,7 +100,7 @@ TAGS = [["price"], ["service"], ["price", "service"], ["taste", "price"], ["tast
 @pytest.mark.parametrize("separator", ["; ", "|", ","])
 def test_labels_in_combinations_are_separated(tmp_path: Path, separator: str) -> None:
     found = surveyed(write_csv(tmp_path / "tags.csv", labelled([separator.join(tags) for tags in TAGS * 5])))
-    assert (found.problem, found.separator) == ("multi_label_classification", separator.strip())
+    assert (found.problem, found.train.separator) == ("multi_label_classification", separator.strip())
     assert found.counts.values == {"price": 15, "service": 15, "taste": 15}
 
 
@@ -108,7 +108,7 @@ def test_labels_of_lists_are_several(tmp_path: Path) -> None:
     rows = only(labelled(TAGS * 5), "body", "label")
     (tmp_path / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = surveyed(tmp_path / "tags.jsonl")
-    assert (found.problem, found.separator) == ("multi_label_classification", "list")
+    assert (found.problem, found.train.separator) == ("multi_label_classification", None)
     assert found.counts.values == {"price": 15, "service": 15, "taste": 15}
 
 
@@ -116,7 +116,7 @@ def test_labels_in_lists_of_one_element_are_one_label(tmp_path: Path) -> None:
     rows = labelled([["pos"], "pos", ["neg"], ["neg", None], []] * 12)
     (tmp_path / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = surveyed(tmp_path / "tags.jsonl")
-    assert (found.problem, found.separator) == (None, None)
+    assert (found.problem, found.train.separator) == (None, None)
     assert found.counts.values == {"pos": 24, "neg": 24}
 
 
@@ -133,5 +133,5 @@ def test_labels_with_a_separator_may_be_one_label(
 ) -> None:
     table = write_csv(tmp_path / "tags.csv", labelled(labels * 12), delimiter="\t")
     found = surveyed(table, "--delimiter", "tab", *overrides)
-    assert found.separator is None
+    assert found.train.separator is None
     assert set(found.counts.values) == set(labels)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_tables.files import open_file
 from tests.training.sources.reading import jsonl, texts, write
 from training.errors import SourceError
 from training.recipe import SourceConfig
@@ -143,7 +144,8 @@ def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: tuple[str, str | None]) -> None:
-    assert format_of_file(write(tmp_path / name, "x"), SourceConfig(path=name)) == form
+    with open_file(str(write(tmp_path / name, "x"))) as file:
+        assert format_of_file(file, SourceConfig(path=name)) == form
 
 
 def test_size_of_files_is_unknown_where_a_limit_ends_them_early(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bert_tables.files import open_file
 from tests.training.sources.reading import WIKITEXT, texts, write
 from training.sources import plain_text
 from training.sources.plain_text import fasttext_line, plain_texts, read_lines, wikitext_texts
@@ -58,7 +59,8 @@ def test_level_one_headings_delimit_articles_of_wikitext(tmp_path: Path, name: s
 @pytest.mark.parametrize(("end", "encoding"), [("\n", "utf-8-sig"), ("\r\n", "utf-16"), ("\r", "utf-32")])
 def test_read_lines_of_every_line_end_and_mark(tmp_path: Path, end: str, encoding: str) -> None:
     write(tmp_path / "a.txt", end.join(["É one", "", "two"]).encode(encoding))
-    lines = list(read_lines(tmp_path / "a.txt"))
+    with open_file(str(tmp_path / "a.txt")) as file:
+        lines = list(read_lines(file))
     assert [(number, line.rstrip("\r\n")) for number, line in lines] == [(1, "É one"), (2, ""), (3, "two")]
 
 
