@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_tables import Row, TableError, cell_values, spelled
-from bert_tables.reader import FASTTEXT_LABEL
 from training.classify.labels import MIN_TEXTS
 from training.classify.values import are_labels
 from training.errors import SourceError
@@ -99,13 +98,14 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
     """
     opened = open_files(source, Path())
     first = next(opened)
-    if first.table is None:
-        return _without_columns(source, first, opened, name)
+    opened = itertools.chain([first], opened)
+    if first.table.format == "lines":
+        return _without_columns(source, opened, name)
     columns: dict[str, Column] = {}
     kept: list[SourceFile] = []
     rows = size = 0
-    for file in itertools.chain([first], opened):
-        if file.table is None or file.table.format != first.table.format:
+    for file in opened:
+        if file.table.format != first.table.format:
             names = f"{first.path.name}, {file.path.name}"
             raise SourceError(f"{name}: holds files of different formats ({names}); give one of them")
         begun: list[Row] = []
@@ -128,18 +128,16 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
     return TableSurvey(name, source, itertools.chain(kept, opened), tuple(columns.values()))
 
 
-def _without_columns(source: SourceConfig, first: SourceFile, others: Iterator[SourceFile], name: str) -> TableSurvey:
+def _without_columns(source: SourceConfig, opened: Iterator[SourceFile], name: str) -> TableSurvey:
     """A source of texts whose labels are in their lines or in the names of folders."""
-    line = next((line for line in first.lines if line[1].strip()), (1, ""))
-    opened = itertools.chain([replace(first, lines=itertools.chain([line], first.lines))], others)
-    if first.form == "fasttext" or FASTTEXT_LABEL in line[1]:
-        labelled = (replace(file, form="fasttext") for file in opened)
-        return TableSurvey(name, source.model_copy(update={"format": "fasttext"}), labelled)
-    if first.form == "text" and len({file.parent for file in files(source, Path())}) > 1:
+    if source.format == "fasttext":
+        return TableSurvey(name, source, opened)
+    if source.format == "auto" and len({file.parent for file in files(source, Path())}) > 1:
         return TableSurvey(name, source.model_copy(update={"label": "folder"}), opened)
     raise SourceError(
-        f"{name}: is plain text, which has no labels; if it holds a table, add --format csv (or tsv, jsonl); if each "
-        "file is one text, put those of each label into a folder that is named like it"
+        f"{name}: is plain text, which has no labels; if it holds a table, add --format csv (or tsv, jsonl); if its "
+        "lines begin with labels of fastText, add --format fasttext; if each file is one text, put those of each label "
+        "into a folder that is named like it"
     )
 
 

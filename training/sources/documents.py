@@ -21,8 +21,8 @@ from training.sources.plain_text import (
     check_unlabelled,
     clean,
     fasttext_line,
+    numbered_lines,
     plain_texts,
-    read_lines,
     tidy,
     unwrapped,
     whole_texts,
@@ -69,14 +69,13 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """An opened file of a source: a table, or else lines."""
+    """An opened file of a source."""
 
     path: Path
     form: str
     """One of `training.sources.files.FORMATS`."""
-    table: Table | None
-    lines: Iterator[tuple[int, str]]
-    """Numbered lines, from 1."""
+    table: Table
+    """The rows of a table, or the lines of another file."""
 
 
 def open_files(
@@ -93,15 +92,13 @@ def open_files(
     for path in files(source, root):
         with open_file(str(path), progress) as opened:
             form, table_form = format_of_file(opened, source)
-            table = read_table(opened, table_form, source.table, columns) if table_form else None
-            yield SourceFile(path, form, table, read_lines(opened, source.table.encoding))
+            yield SourceFile(path, form, read_table(opened, table_form or "lines", source.table, columns))
 
 
 def documents_of(source: SourceConfig, opened: Iterable[SourceFile]) -> Iterator[Document]:
     """The documents of opened files, as `documents` gives them, but each text as it is spelled and without the groups
     of `containing`."""
-    alone = source.model_copy(update={"group": None}) if source.group == CONTAINING else source
-    return _SourceReader(alone).read(opened)
+    return _SourceReader(source).read(opened)
 
 
 def documents(source: SourceConfig, root: Path, progress: Progress | None = None) -> Iterator[Document]:
@@ -126,13 +123,12 @@ def documents(source: SourceConfig, root: Path, progress: Progress | None = None
 
 def _grouped(source: SourceConfig, root: Path, progress: Progress | None) -> Iterator[Document]:
     """The documents with their groups."""
+    found = documents_of(source, open_files(source, root, progress, columns_of(source)))
     if source.group != CONTAINING:
-        yield from documents_of(source, open_files(source, root, progress, columns_of(source)))
-        return
-    alone = source.model_copy(update={"group": None})
-    found = list(documents_of(alone, open_files(alone, root, progress, columns_of(alone))))
-    groups = longest_containing([document.text for document in found])
-    yield from (replace(document, group=group) for document, group in zip(found, groups, strict=True))
+        return found
+    alone = list(found)
+    groups = longest_containing([document.text for document in alone])
+    return (replace(document, group=group) for document, group in zip(alone, groups, strict=True))
 
 
 def _as_written(document: Document) -> Document:
@@ -210,11 +206,12 @@ class _SourceReader:
     # --- a file ----------------------------------------------------------------------------------------------
 
     def _of_file(self, opened: SourceFile) -> Iterator[Document]:
-        file, form, numbered = opened.path, opened.form, opened.lines
-        if opened.table:
+        file, form = opened.path, opened.form
+        if opened.table.format != "lines":
             return self._of_rows(read_rows(opened.table, self._source), str(file), form)
-        if self._source.group or self._source.by:
+        if {self._source.group, self._source.by} - {None, CONTAINING}:
             raise SourceError(f"{file}: has no column for group or by; leave them out, or write the texts as CSV")
+        numbered = numbered_lines(opened.table)
         if form == "fasttext":
             return self._of_fasttext(numbered, file)
         if self._source.format == "auto":

@@ -6,9 +6,9 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from bert_tables import TableError
-from bert_tables.files import File, text_fault, text_lines
+from bert_tables import LINE, Table, TableError
 from bert_tables.reader import FASTTEXT_LABEL, has_fasttext_label
+from training.sources.tables import sound_rows
 
 MAX_CHARACTERS = 4_000_000
 """A longer document of plain text is split into several, to bound memory."""
@@ -22,20 +22,13 @@ _BLANK_LINE = re.compile(r"[ \t]*\n\s*\n[ \t]*")
 _JOINER = re.compile(r" @([-.,])@ ")
 
 
-def read_lines(file: File, encoding: str | None = None) -> Iterator[tuple[int, str]]:
-    """Numbered lines: (number from 1, line with its end). A line longer than `MAX_CHARACTERS` is split into parts.
-
-    Raises:
-        TableError: the file cannot be read as text, or a line is not of the encoding.
-    """
-    file.check_kind(markup=False)
-    chosen, number, ended = file.encoding(encoding), 0, True
-    for line in text_lines(file, chosen, MAX_CHARACTERS):
-        number += ended
-        ended = line.endswith(("\n", "\r"))
-        if fault := text_fault(line, chosen):
-            raise TableError(f"{file.name}, line {number}: {fault}")
-        yield number, line
+def numbered_lines(table: Table) -> Iterator[tuple[int, str]]:
+    """The lines of a file: (number from 1, line without its end). A line longer than `MAX_CHARACTERS` is split into
+    parts. Raises TableError like `sound_rows`."""
+    for row in sound_rows(table):
+        line = row.cells[LINE]
+        for start in range(0, max(1, len(line)), MAX_CHARACTERS):
+            yield row.number, line[start : start + MAX_CHARACTERS]
 
 
 def check_unlabelled(numbered: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, str]]:
@@ -54,7 +47,7 @@ def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:
 
 def whole_texts(lines: Iterable[str]) -> Iterator[str]:
     """All lines as one text, unchanged; as several texts if there are very many."""
-    return _joined(lines, "")
+    return _joined(lines)
 
 
 def wikitext_texts(lines: Iterable[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bert_tables import Row as TableRow
 from bert_tables import Table, TableError, cell_label, cell_values, spelled
-from training.recipe import SourceConfig
+from training.recipe import CONTAINING, SourceConfig
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,8 @@ Row = tuple[str, Mapping[str, Any]]
 
 def columns_of(source: SourceConfig) -> tuple[str, ...]:
     """The columns that a recipe names."""
-    return tuple(dict.fromkeys(filter(None, (*source.text, source.label, source.group, source.by))))
+    group = source.group if source.group != CONTAINING else None
+    return tuple(dict.fromkeys(filter(None, (*source.text, source.label, group, source.by))))
 
 
 def sound_rows(table: Table) -> Iterator[TableRow]:

@@ -77,12 +77,14 @@ def test_folder_of_folders_and_lines_of_fasttext_need_no_columns(tmp_path: Path)
         lines.append(f"__label__{row['sentiment']} {row['body']}\n")
     (tmp_path / "lines.txt").write_text("".join(lines))
     for name in ("classes", "lines.txt"):
-        plan = planned(tmp_path / name, tmp_path / f"out {name}")
+        format_ = ("--format", "fasttext") if name == "lines.txt" else ()
+        plan = planned(tmp_path / name, tmp_path / f"out {name}", *format_)
         assert "labels: negative (30), positive (30)" in plan.summary
         assert sum(texts_of(plan.recipe).values()) == 60
-    (tmp_path / "plain.txt").write_text("A text.\n")
-    with pytest.raises(SourceError, match=r"is plain text, which has no labels; if it holds a table, add --format csv"):
-        planned(tmp_path / "plain.txt", tmp_path / "out")
+    with pytest.raises(
+        SourceError, match=r"is plain text, which has no labels; if .*labels of fastText, add --format fast"
+    ):
+        planned(tmp_path / "lines.txt", tmp_path / "out")
 
 
 @pytest.fixture
