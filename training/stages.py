@@ -69,7 +69,6 @@ class Pipeline:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = _with_real_paths(recipe)
-        self._cache = recipe.folder / "file-hashes.json"
         paths = [recipe.folder / name for name in LINKS]
         if old := next((path for path in paths if path.is_dir() and not path.is_symlink()), None):
             if (recipe.folder / "stages").is_dir():
@@ -173,7 +172,7 @@ class Pipeline:
         start = config.start
         settings = {
             "pretrain": config.model_dump(mode="json", exclude={"start"}),
-            "start": checkpoint_hash(start, self._cache) if start else None,
+            "start": checkpoint_hash(start) if start else None,
             "model": None if start else {**recipe.model.model_dump(), "positions": recipe.positions},
             "half_residual": recipe.half_residual,
             "seed": recipe.seed,
@@ -218,7 +217,7 @@ class Pipeline:
         if (distill := self.recipe.distill) is None:
             return None
         teacher = distill.teacher
-        settings = {"teacher": checkpoint_hash(teacher, self._cache)} if teacher else {"folds": distill.folds}
+        settings = {"teacher": checkpoint_hash(teacher)} if teacher else {"folds": distill.folds}
         folders = [teacher] if teacher else [stage.folder / "model" for stage in self.teachers]
 
         def make(folder: Path) -> None:
@@ -259,7 +258,7 @@ class Pipeline:
         pretrained = recipe.finetune.pretrained
         settings = {
             "finetune": recipe.finetune.model_dump(mode="json", exclude={"seeds", "pretrained", *_IN_TEXTS}),
-            "start": checkpoint_hash(pretrained, self._cache) if pretrained else None,
+            "start": checkpoint_hash(pretrained) if pretrained else None,
             "soft_label_weight": recipe.distill.weight if recipe.distill and soft_labels else None,
             "left_out": [left_out.number, left_out.count] if left_out else None,
             "half_residual": recipe.half_residual,
@@ -402,7 +401,7 @@ class Pipeline:
         return {"names": _names((*self.recipe.corpus.heldout, *self.recipe.corpus.sources))}
 
     def _files(self, sources: Sequence[SourceConfig]) -> dict[str, str]:
-        return file_hashes(sources, self.recipe.data, self._cache)
+        return file_hashes(sources, self.recipe.data, self.recipe.folder / "file-hashes.json")
 
     def _stage(self, name: str, command: str, settings: Mapping[str, Any], make: Any, **more: Any) -> Stage:
         return Stage(name, command, self.recipe.folder, settings, make, **more)

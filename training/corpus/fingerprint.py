@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -70,23 +71,12 @@ def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dic
     return found
 
 
-def file_hash(file: Path, cache: Path) -> str:
-    """SHA-256 of a file. Raises RunError if it is missing."""
-    if not file.is_file():
-        raise RunError(f"{file} is missing")
-    known = read_json(cache) or {}
-    name = str(file.resolve())
-    known[name] = _entry(file, known.get(name))
-    _write(cache, known)
-    return str(known[name][2])
-
-
-def checkpoint_hash(folder: Path, cache: Path) -> str:
+def checkpoint_hash(folder: Path) -> str:
     """SHA-256 of a checkpoint directory's weights, configuration and tokenizer. Raises RunError if it is missing."""
     found = sorted({file for pattern in _NETWORK_FILES for file in folder.glob(pattern)})
     if not found:
         raise RunError(f"{folder} is missing, or is not a checkpoint directory")
-    hashes = {file.name: file_hash(file, cache) for file in found}
+    hashes = {file.name: _entry(file, None)[2] for file in found}
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
 
@@ -95,11 +85,13 @@ def _entry(file: Path, known: list[Any] | None) -> list[Any]:
     stat, path = file.stat(), str(file.resolve())
     if known and [*known[:2], *known[3:]] == [stat.st_size, stat.st_mtime_ns, path]:
         return known
-    return [stat.st_size, stat.st_mtime_ns, _sha256(file), path]
+    return [stat.st_size, stat.st_mtime_ns, _sha256(path, stat.st_size, stat.st_mtime_ns), path]
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
+@functools.cache
+def _sha256(path: str, _size: int, _modified: int) -> str:
+    """SHA-256 of a file. A process reads it again only if its size or modification time has changed."""
+    with Path(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

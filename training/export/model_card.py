@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, sourc
 from training.runtime.files import read_json, write_json
 
 _TEMPLATE = Path(__file__).with_suffix(".md")
-_PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
+_PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "answers-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 """Overrides that depend on the machine of a run."""
 _NETWORKS = ("start", "pretrained", "teacher")
@@ -25,7 +24,7 @@ _READABLE = {r"finetune-\w+/model$": "sentiment", r"pretrain-\w+/model$": "pretr
 """Results in the folder `stages` of a run, and their readable paths."""
 
 
-def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: Mapping[str, str]) -> None:
+def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: str) -> None:
     """Write `README.md` and `recipe.json` into an exported directory.
 
     Settings are those of the training, overrides included. Descriptive keys (`description`, `limits`, the sources'
@@ -35,7 +34,7 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: Mapp
     Args:
         recipe: the present recipe.
         run: folder of the training, with its log and recipe.
-        weights: hashes of the run's models by name.
+        weights: hash of the weights.
     """
     trained = _portable_recipe(read_resolved(run) or recipe)
     trained = trained.model_copy(update={"description": recipe.description, "limits": recipe.limits})
@@ -69,10 +68,10 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: Mapp
     write_json(target / RESOLVED, values)
 
 
-def _figures(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> str:
+def _figures(recipe: Recipe, name: str, target: Path, weights: str) -> str:
     """The model's tables in the run's report, and its plots; empty if the report is not about these weights."""
     report = read_json(recipe.folder / "report.json") or {}
-    if report.get("weights", {}).get(name) != weights[name] or name not in report.get("tables", {}):
+    if report.get("weights", {}).get(name) != weights or name not in report.get("tables", {}):
         return ""
     plots = [file for pattern in _PLOTS[name] for file in sorted(recipe.folder.glob(pattern))]
     for file in plots:
@@ -108,23 +107,19 @@ def _source_line(source: SourceConfig, note: str) -> str:
 
 def _portable_recipe(recipe: Recipe) -> Recipe:
     """The recipe without the folders of one machine."""
-    parts = (override.partition("=") for override in recipe.overrides if not override.startswith(_LOCAL_KEYS))
     renamed: dict[str, str] = {}
 
     def rename(table: dict[str, Any]) -> dict[str, Any]:
         for key, value in table.items():
-            if isinstance(value, str):
+            if isinstance(value, str) and key in (*_NETWORKS, "path", "loaded"):
                 readable = _readable(value) if key in _NETWORKS else value
-                if (path := _portable(key, readable, recipe)) != value:
-                    renamed[value] = renamed[readable] = table[key] = path
+                renamed[value] = renamed[readable] = table[key] = _portable(key, readable, recipe)
         return table
 
     values = json.loads(recipe.model_dump_json(), object_hook=rename)
-    overrides = []
-    for key, _, value in parts:  # a value may be a path, a quoted one, or a table that has one
-        for path in sorted(renamed, key=len, reverse=True):
-            value = value.replace(path, renamed[path])
-        overrides.append(f"{key}={value}")
+    overrides = [override for override in recipe.overrides if not override.startswith(_LOCAL_KEYS)]
+    for path in sorted(renamed, key=len, reverse=True):  # a value may be a path, a quoted one, or a table that has one
+        overrides = [override.replace(path, renamed[path]) for override in overrides]
     return Recipe(**values | {"overrides": overrides})
 
 
@@ -140,14 +135,11 @@ def _readable(value: str) -> str:
 
 
 def _portable(key: str, value: str, recipe: Recipe) -> str:
-    """A path relative to the folder in which the command is run, if runs are in `runs` there. Other values are
-    unchanged.
+    """A path relative to the folder in which the command is run, if runs are in `runs` there.
 
     Text is relative to the folder of data. A checkpoint outside of the folder of runs keeps the end of its path.
     """
     is_network = key in _NETWORKS
-    if not (is_network or key in ("path", "loaded")):
-        return value
     folder = (recipe.run if is_network else recipe.data if key == "path" else Path()).absolute()
     path = (folder if key == "path" else Path().absolute()) / value
     if path.is_relative_to(folder):

@@ -7,8 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from model.checkpoint import Checkpoint
 from model.heads import BertForSequenceClassification
 from training.corpus.inputs import reading_of
@@ -28,7 +26,7 @@ from training.loop.trainer import TrainConfig, Trainer
 from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.recipe import Recipe, read_resolved, write_resolved
-from training.runtime.checkpoint_dir import checkpoint_size, write_checkpoint_dir
+from training.runtime.checkpoint_dir import write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext
 
@@ -96,9 +94,7 @@ def finetune(
     if dist.is_main:
         trainer.advise(trainer.advisor.on_answers(answers))
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
-        target = folder / "model"
-        write_checkpoint_dir(target, model.cpu(), start.tokenizer, torch.float32)
-        logger.info("classifier of %s in %s", checkpoint_size(target, model), target)
+        write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer)
     result = SeedResult(seed, **dev_figures(answers)) if answers else SeedResult(seed, None, None, None)
     return {"result": asdict(result)}
 

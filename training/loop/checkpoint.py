@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from training.runtime.distributed import DistContext
 from training.runtime.files import write_tensors
@@ -76,14 +74,6 @@ class Checkpointer:
 def states(folder: Path) -> list[Path]:
     """The states of an incomplete run, the newest first."""
     return sorted(folder.glob("state-*.pt"), reverse=True)
-
-
-def weights_hash(model: nn.Module) -> str:
-    """Hash of a model's weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in model.state_dict().values():
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe, write_resolved
-from training.runtime.checkpoint_dir import checkpoint_size, write_checkpoint_dir
+from training.runtime.checkpoint_dir import write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext
 
@@ -76,9 +76,7 @@ def pretrain(
     if dist.is_main:
         budget = {"tokens": trainer.budget_tokens, "minutes": None}
         write_resolved(recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=budget)}), folder)
-        target = folder / "model"
-        write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
-        logger.info("network of %s in %s", checkpoint_size(target, loss.model), target)
+        write_checkpoint_dir(folder / "model", loss.model.cpu(), tokenizer)
         trainer.advise(trainer.advisor.on_log(trainer.log))
     return {}
 

@@ -21,7 +21,8 @@ def plot_losses(log: Iterable[Mapping[str, Any]], file: Path, unigram_entropy: f
             curves[name].append((line["tokens"], loss))
     if not curves:
         return False
-    figure, axes = _axes("tokens", "loss (nats)")
+    figure = Figure((6, 4), layout="constrained")  # not pyplot, which looks for a display
+    axes = figure.add_subplot(xlabel="tokens", ylabel="loss (nats)")
     for name, points in curves.items():
         axes.plot(*zip(*points, strict=True), "o--" if name.endswith("held out)") else "-", label=name)
     if unigram_entropy is not None:
@@ -46,26 +47,36 @@ def _losses(line: Mapping[str, Any]) -> dict[str, float]:
     return losses
 
 
-def plot_confusion(counts: Sequence[Sequence[int]], labels: Sequence[str], file: Path) -> None:
+def plot_answers(
+    confusion: Sequence[Sequence[int]] | None, bins: Sequence[Bin], labels: Sequence[str], file: Path
+) -> None:
+    """The confusion between labels, if each text has one label, and the calibration, side by side."""
+    side = min(len(labels), 50) / 2 if confusion else 0  # inches
+    widths = [max(6, 3 + side), 6] if confusion else [6]
+    figure = Figure((sum(widths), max(4, 2 + side)), layout="constrained")
+    axes = figure.subplots(ncols=len(widths), width_ratios=widths, squeeze=False)[0]
+    if confusion:
+        _plot_confusion(axes[0], confusion, labels)
+    _plot_reliability(axes[-1], bins)
+    figure.savefig(file)
+
+
+def _plot_confusion(axes: Axes, counts: Sequence[Sequence[int]], labels: Sequence[str]) -> None:
     """True labels down, answers across, as shares of the true label with counts written in."""
     labels = [label.replace("$", r"\$") for label in labels]  # matplotlib reads text between two of them as mathematics
-    figure, axes = _axes("answer", "true label")
-    side = min(len(labels), 50) / 2  # inches
-    figure.set_size_inches(max(6, 3 + side), max(4, 2 + side))
     shares = [[count / max(1, sum(row)) for count in row] for row in counts]
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="answer", ylabel="true label")
     axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 4 else 0)
     axes.set_yticks(range(len(labels)), labels)
     for i, row in enumerate(counts):
         for j, count in enumerate(row):
             axes.text(j, i, f"{count:,}", ha="center", color="white" if shares[i][j] > 0.5 else "black")
-    figure.savefig(file)
 
 
-def plot_reliability(bins: Sequence[Bin], file: Path) -> None:
+def _plot_reliability(axes: Axes, bins: Sequence[Bin]) -> None:
     """Accuracy over confidence (Guo et al. 2017, figure 1). On the diagonal, confidence is calibrated. Within the bars
     of two standard errors, a difference may be chance (Bröcker & Smith 2007)."""
-    figure, axes = _axes("confidence", "accuracy")
     filled = [b for b in bins if b.count]
     largest = max(b.count for b in filled)
     sure = [b.confidence for b in filled]
@@ -73,10 +84,4 @@ def plot_reliability(bins: Sequence[Bin], file: Path) -> None:
     axes.plot([0, 1], [0, 1], color="grey", linestyle=":")
     axes.errorbar(sure, sure, yerr=errors, fmt="none", ecolor="lightgrey", elinewidth=4, zorder=0)
     axes.scatter(sure, [b.accuracy for b in filled], s=[200 * b.count / largest for b in filled])
-    axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
-    figure.savefig(file)
-
-
-def _axes(across: str, up: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6, 4), layout="constrained")  # not pyplot, which looks for a display
-    return figure, figure.add_subplot(xlabel=across, ylabel=up)
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")

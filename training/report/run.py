@@ -14,13 +14,13 @@ from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
+from training.corpus.fingerprint import checkpoint_hash
 from training.corpus.reader import PreparedText
 from training.errors import MissingTextError, RunError
 from training.evaluate.classification import check_reading, load_classifier, predict_classification
 from training.evaluate.pretraining import evaluate_pretraining
 from training.evaluate.texts import DEV, PAIR, EvaluatedTexts, reported_texts
 from training.finetune.selection import SeedResult, best_seed
-from training.loop.checkpoint import weights_hash
 from training.loop.log import RunLog
 from training.loop.stage import follow
 from training.pretrain.run import load_pretrained, open_heldout
@@ -29,7 +29,7 @@ from training.problems.choose import problem_of
 from training.problems.estimates import Figure
 from training.recipe import SINGLE_LABEL, Recipe, source_name
 from training.report.classifier import BAG, OURS, report_on
-from training.report.plots import plot_confusion, plot_losses, plot_reliability
+from training.report.plots import plot_answers, plot_losses
 from training.report.tables import Report, tables, title_of, wrong_answers
 from training.runtime.device import choose_device
 from training.runtime.distributed import DistContext
@@ -77,7 +77,7 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
             reasons[name] = str(error)
     if weights and reasons and not any(figures.values()):
         raise RunError("; ".join(reasons.values()))
-    hashes = {name: weights_hash(load_checkpoint(model).model) for name, model in found.items() if name not in reasons}
+    hashes = {name: checkpoint_hash(model) for name, model in found.items() if name not in reasons}
     report = Report(**figures, weights=hashes, not_evaluated=reasons)
     text_of = tables(report)
     folder.mkdir(parents=True, exist_ok=True)
@@ -231,30 +231,24 @@ def _scores(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, Evaluated
 
 def _plot(pipeline: Pipeline, folder: Path, report: Report) -> list[Path]:
     """Write the plots, in place of an earlier report's."""
-    for pattern in ("*-loss.png", "confusion-*.png", "reliability-*.png"):
+    for pattern in ("*-loss.png", "answers-*.png"):
         for old in folder.glob(pattern):
             old.unlink()
     written = _plot_losses(pipeline) if folder == pipeline.recipe.folder else []
     for name, test in report.classification.items():
         slug = name.replace(PAIR, "-pair").replace(DEV, "-dev")
-        if test.confusion is not None:
-            written.append(folder / f"confusion-{slug}.png")
-            plot_confusion(test.confusion, report.labels, written[-1])
         if test.reliability:
-            written.append(folder / f"reliability-{slug}.png")
-            plot_reliability(test.reliability, written[-1])
+            written.append(folder / f"answers-{slug}.png")
+            plot_answers(test.confusion, test.reliability, report.labels, written[-1])
     return written
 
 
 def _plot_losses(pipeline: Pipeline) -> list[Path]:
-    folder, models, written = pipeline.recipe.folder, pipeline.models(), []
-    if "pretrained" in models:
-        entropy = PreparedText.open(pipeline.corpus.folder).unigram_entropy
-        log = RunLog(models["pretrained"].parent / "log.jsonl")
-        if plot_losses(log, folder / "pretrain-loss.png", entropy):
-            written.append(folder / "pretrain-loss.png")
-    if "sentiment" in models and plot_losses(
-        RunLog(models["sentiment"].parent / "log.jsonl"), folder / "finetune-loss.png"
-    ):
-        written.append(folder / "finetune-loss.png")
+    written = []
+    for name, model in pipeline.models().items():
+        is_classifier = name == "sentiment"
+        file = pipeline.recipe.folder / ("finetune-loss.png" if is_classifier else "pretrain-loss.png")
+        entropy = None if is_classifier else PreparedText.open(pipeline.corpus.folder).unigram_entropy
+        if plot_losses(RunLog(model.parent / "log.jsonl"), file, entropy):
+            written.append(file)
     return written

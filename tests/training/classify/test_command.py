@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from bert_tables import files
 from model import Tokenizer, load_checkpoint
 from model.tokenizer import SPECIAL_TOKENS
 from tests.conftest import MakeCheckpoint
 from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
 from tests.training.commands import finish, memory_layout, occupied, start
+from tests.training.sources.reading import write
 from tests.training.texts import squeezed
 from training.classify import columns
 from training.command import main
@@ -62,12 +61,6 @@ def test_spreadsheet_in_another_encoding_says_what_to_add(tmp_path: Path) -> Non
     assert sum(texts_of(plan.recipe).values()) == 60
 
 
-def test_workbook_is_to_be_saved_as_csv(tmp_path: Path) -> None:
-    (tmp_path / "reviews.xlsx").write_bytes(b"PK\x03\x04\x14\0\6\0[Content_Types].xml xl/workbook.xml")
-    with pytest.raises(SourceError, match=r"is an Excel workbook \(xlsx\); save the sheet as CSV"):
-        planned(tmp_path / "reviews.xlsx", tmp_path / "out")
-
-
 def test_folder_of_folders_and_lines_of_fasttext_need_no_columns(tmp_path: Path) -> None:
     lines = []
     for i, row in enumerate(reviews()):
@@ -87,42 +80,19 @@ def test_folder_of_folders_and_lines_of_fasttext_need_no_columns(tmp_path: Path)
         planned(tmp_path / "lines.txt", tmp_path / "out")
 
 
-@pytest.fixture
-def opened() -> Iterator[list[str]]:
-    """Names of the files that are opened."""
-    names: list[str] = []
-    is_active = [True]
-
-    def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and is_active:
-            names.append(str(arguments[0]))
-
-    sys.addaudithook(note)  # cannot be removed
-    yield names
-    is_active.clear()
-
-
 @pytest.mark.parametrize("kept", [2**28, 5000])
-def test_tables_are_read_once_and_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str], kept: int
-) -> None:
+def test_tables_are_read_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     """Also if the columns of a table are chosen by its first rows."""
+    opened, counting_file = [], files._CountingFile
+    monkeypatch.setattr(files, "_CountingFile", lambda file, _: opened.append(file) or counting_file(file, None))
     monkeypatch.setattr(columns, "KEPT_BYTES", kept)
-    rows = [f"__label__{row['sentiment']} {row['body']}\n" for row in REVIEWS]
-    for name in ("train", "test"):
-        write_csv(tmp_path / f"{name}.csv", REVIEWS)
-        (tmp_path / f"{name}.txt").write_text("".join(rows))
-        for label in ("a", "b"):
-            for i in range(10):
-                (tmp_path / name / label).mkdir(parents=True, exist_ok=True)
-                (tmp_path / name / label / f"{i}.txt").write_text(f"{name} {label} {i}")
-    for suffix, texts in ((".csv", 60), (".txt", 60), ("", 20)):
-        opened.clear()
-        format_ = ("--format", "fasttext") if suffix == ".txt" else ()
-        found = surveyed(tmp_path / f"train{suffix}", "--test", str(tmp_path / f"test{suffix}"), *format_)
-        assert (found.counts.texts, found.tested.texts) == (texts, texts)
-        counts = Counter(name for name in opened if name.startswith(str(tmp_path)))
-        assert set(counts.values()) == {1}
+    lines = "".join(f"__label__{row['sentiment']} {row['body']}\n" for row in REVIEWS)
+    tables = [write_csv(tmp_path / f"{name}.csv", REVIEWS) for name in ("train", "test")]
+    texts = [write(tmp_path / f"{name}.txt", lines) for name in ("train", "test")]
+    for (train, test), form in ((tables, "auto"), (texts, "fasttext")):
+        found = surveyed(train, "--test", str(test), "--format", form)
+        assert (found.counts.texts, found.tested.texts) == (60, 60)
+    assert sorted(opened) == sorted(map(str, tables + texts))
 
 
 def test_test_table_needs_the_columns_of_the_table(tmp_path: Path) -> None:

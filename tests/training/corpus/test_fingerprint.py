@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from training.corpus import fingerprint
-from training.corpus.fingerprint import checkpoint_hash, file_hash, file_hashes
+from training.corpus.fingerprint import checkpoint_hash, file_hashes
 from training.errors import MissingTextError, RunError
 from training.recipe import SourceConfig
 
@@ -22,7 +22,9 @@ def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were read to be hashed; `a.txt` and `b.txt` are in `tmp_path`."""
     names: list[str] = []
     original = fingerprint._sha256
-    monkeypatch.setattr(fingerprint, "_sha256", lambda file: names.append(file.name) or original(file))
+    monkeypatch.setattr(
+        fingerprint, "_sha256", lambda path, *stat: names.append(Path(path).name) or original(path, *stat)
+    )
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"text {name}")
     return names
@@ -131,19 +133,17 @@ def test_file_hashes_of_two_ranks_at_the_same_time(
 
 
 def test_checkpoint_hash_is_that_of_what_the_network_computes_with(tmp_path: Path, pretrained: Path) -> None:
-    folder, cache = tmp_path / "network", tmp_path / "file-hashes.json"
+    folder = tmp_path / "network"
     shutil.copytree(pretrained, folder)
-    first = checkpoint_hash(pretrained, cache)
-    assert checkpoint_hash(folder, cache) == first
+    first = checkpoint_hash(pretrained)
+    assert checkpoint_hash(folder) == first
     (folder / "README.md").write_text("A model card.")
-    assert checkpoint_hash(folder, cache) == first
+    assert checkpoint_hash(folder) == first
     with (folder / "config.json").open("a") as file:
         file.write("\n")
-    assert checkpoint_hash(folder, cache) != first
+    assert checkpoint_hash(folder) != first
 
 
 def test_checkpoint_hash_of_another_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="none is missing, or is not a checkpoint directory"):
-        checkpoint_hash(tmp_path / "none", tmp_path / "cache.json")
-    with pytest.raises(RunError, match=r"none\.pt is missing"):
-        file_hash(tmp_path / "none.pt", tmp_path / "cache.json")
+        checkpoint_hash(tmp_path / "none")

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from model import Tokenizer, load_checkpoint
+from model.heads import BertForSequenceClassification
 from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network, save_new_network
@@ -26,7 +27,7 @@ from training.loop.stage import DONE
 from training.pretrain.run import new_model
 from training.recipe import Recipe, load_recipe, read_resolved
 from training.runtime import checkpoint_dir
-from training.runtime.checkpoint_dir import check_target, write_checkpoint_dir
+from training.runtime.checkpoint_dir import check_target, replacing, write_checkpoint_dir
 from training.runtime.files import read_json, write_json
 from training.stages import Pipeline
 
@@ -55,88 +56,20 @@ def run(trained: Recipe, make_recipe: MakeRecipe) -> Recipe:
 # --- directories ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_checkpoint_dir_is_written_in_the_precision_asked_for(
-    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, dtype: torch.dtype
+@pytest.mark.parametrize("problem_type", [None, "regression"])
+def test_checkpoint_dir_is_in_float16_but_for_numbers(
+    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, problem_type: str | None
 ) -> None:
-    write_checkpoint_dir(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, dtype)
+    checkpoint = load_checkpoint(pretrained)
+    config = checkpoint.config.replace(id2label={0: "stars"}, problem_type="regression")
+    model = BertForSequenceClassification(config) if problem_type else checkpoint.model
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale.png").touch()
+    write_checkpoint_dir(tmp_path / "out", model, tokenizer)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert {tensor.dtype for tensor in tensors.values()} == {dtype}
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32 if problem_type else torch.float16}
     assert load_checkpoint(tmp_path / "out").config.vocab_size == tokenizer.vocab_size
-
-
-def test_checkpoint_dir_replaces_an_older_checkpoint(tmp_path: Path, pretrained: Path, tokenizer: Tokenizer) -> None:
-    shutil.copytree(pretrained, tmp_path / "out")
-    (tmp_path / "out" / "stale.png").write_text("")
-    write_checkpoint_dir(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert not (tmp_path / "out" / "stale.png").exists()
-
-
-@pytest.mark.parametrize("foreign", ["notes.txt", "data/thesis.txt", "README.md", "recipe.json"])
-def test_checkpoint_dir_with_other_files_is_refused_and_left_alone(
-    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, foreign: str
-) -> None:
-    file = tmp_path / "out" / foreign
-    file.parent.mkdir(parents=True)
-    file.write_text("mine")
-    with pytest.raises(
-        RunError, match=rf"out holds other files than a checkpoint's.*: {foreign.split('/')[0]}.*move these"
-    ):
-        write_checkpoint_dir(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
-    assert file.read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_checkpoint_dir_with_other_files_beside_a_checkpoint_is_refused(
-    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer
-) -> None:
-    shutil.copytree(pretrained, tmp_path / "out")
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"deleted: notes\.txt; name another"):
-        write_checkpoint_dir(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
-    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
-
-
-def test_checkpoint_dir_never_replaces_a_file(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(RunError, match="out is a file"):
-        check_target(tmp_path / "out")
-
-
-def test_checkpoint_dir_interrupted_while_it_is_swapped_keeps_the_old_one(
-    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_checkpoint(pretrained).model
-    write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
-    before = sorted(file.name for file in (tmp_path / "out").iterdir())
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint_dir.shutil, "move", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
-    assert [file.name for file in tmp_path.iterdir()] == ["out"]
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == before
-
-
-def test_checkpoint_dir_of_a_write_that_was_killed_is_tidied_up(
-    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer
-) -> None:
-    model = load_checkpoint(pretrained).model
-    for folder in ("old", "checkpoint"):  # killed between the two renames
-        shutil.copytree(pretrained, tmp_path / ".out.writing" / folder)
-    (tmp_path / ".out.writing" / "old" / "foreign.txt").touch()
-    (tmp_path / ".out-backup").mkdir()
-    with pytest.raises(RunError, match=r"holds other files than a checkpoint's, which would be deleted: foreign\.txt"):
-        write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [".out-backup", "out"]
-    (tmp_path / "out" / "foreign.txt").unlink()
-    with occupied(tmp_path / ".out.writing"), pytest.raises(RunError, match="another process works in"):
-        write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
-    write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [".out-backup", "out"]
 
 
 def test_checkpoint_dir_that_is_read_back_differently_is_an_error(
@@ -148,9 +81,68 @@ def test_checkpoint_dir_that_is_read_back_differently_is_an_error(
         return loaded
 
     monkeypatch.setattr(checkpoint_dir, "load_checkpoint", damaged)
-    with pytest.raises(RunError, match=r"tensors changed on the way to disk: bert\.embeddings"):
-        write_checkpoint_dir(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RunError, match=r"not what was written: bert\.embeddings.* changed on"):
+        write_checkpoint_dir(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer)
+
+
+def test_replacing_an_older_checkpoint(tmp_path: Path, pretrained: Path) -> None:
+    shutil.copytree(pretrained, tmp_path / "out")
+    (tmp_path / "out" / "stale.png").touch()
+    with replacing(tmp_path / "out") as folder:
+        shutil.copytree(pretrained, folder)
+        assert (tmp_path / "out" / "stale.png").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not (tmp_path / "out" / "stale.png").exists()
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "data/thesis.txt", "README.md", "recipe.json"])
+def test_replacing_a_directory_with_other_files_is_refused(tmp_path: Path, foreign: str) -> None:
+    file = tmp_path / "out" / foreign
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    message = rf"out holds other files than a checkpoint's.*: {foreign.split('/')[0]}.*move these"
+    with pytest.raises(RunError, match=message), replacing(tmp_path / "out"):
+        pytest.fail("the folder is asked for")
+    assert file.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_check_target_refuses_other_files_beside_a_checkpoint_and_a_file(tmp_path: Path, pretrained: Path) -> None:
+    shutil.copytree(pretrained, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").touch()
+    with pytest.raises(RunError, match=r"deleted: notes\.txt; name another"):
+        check_target(tmp_path / "out")
+    with pytest.raises(RunError, match=r"notes\.txt is a file"):
+        check_target(tmp_path / "out" / "notes.txt")
+
+
+def test_replacing_that_is_interrupted_between_the_renames_keeps_the_old_files(
+    tmp_path: Path, pretrained: Path
+) -> None:
+    shutil.copytree(pretrained, tmp_path / "out")
+    (tmp_path / "out" / "old.png").touch()
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "out"):
+        pass  # a folder that is not made cannot take its place
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "old.png").exists()
+
+
+def test_replacing_tidies_up_after_a_write_that_was_killed(tmp_path: Path, pretrained: Path) -> None:
+    for folder in ("old", "checkpoint"):  # killed between the two renames
+        shutil.copytree(pretrained, tmp_path / ".out.writing" / folder)
+    (tmp_path / ".out.writing" / "old" / "foreign.txt").touch()
+    (tmp_path / ".out-backup").mkdir()
+    with occupied(tmp_path / ".out.writing"), pytest.raises(RunError, match="another process works in"):
+        replacing(tmp_path / "out").__enter__()
+    with pytest.raises(ValueError, match="x"), replacing(tmp_path / "out"):
+        raise ValueError("x")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".out-backup", "out"]
+    assert (tmp_path / "out" / "foreign.txt").exists()
+    (tmp_path / "out" / "foreign.txt").unlink()
+    with replacing(tmp_path / "out") as folder:
+        assert not folder.exists()
+        shutil.copytree(pretrained, folder)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".out-backup", "out"]
 
 
 # --- what is exported ----------------------------------------------------------------------------------------------
@@ -162,35 +154,33 @@ def test_export_of_the_models_that_exist(make_recipe: MakeRecipe, caplog: pytest
         export(Pipeline(recipe))
     written = export(Pipeline(save_new_network(recipe)))
     assert written == [recipe.folder / "export" / "pretrained"]
-    assert {tensor.dtype for tensor in load_file(written[0] / "model.safetensors").values()} == {torch.float16}
     assert "left out: " in caplog.text
     assert "has no finetune of these settings; run finetune first" in caplog.text
 
 
-def test_export_ends_with_sizes_and_the_command_to_serve(run: Recipe, caplog: pytest.LogCaptureFixture) -> None:
+def test_export_ends_with_the_command_to_serve(run: Recipe, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     written = export(Pipeline(run))
     assert written == [run.folder / "export" / name for name in ("pretrained", "sentiment")]
-    assert all(line.startswith(f"{path}: ") for path, line in zip(written, caplog.messages[-3:-1], strict=True))
-    assert all(line.endswith(" MB)") for line in caplog.messages[-3:-1])
+    assert [line.partition(": a copy of ")[0] for line in caplog.messages[-3:-1]] == list(map(str, written))
     settings = " ".join(f"BERT_{path.name.upper()}={path}" for path in written)
     assert caplog.messages[-1] == f"next: {settings} bert-serve"
 
 
-def test_export_can_be_repeated(run: Recipe) -> None:
-    assert export(Pipeline(run)) == export(Pipeline(run))
+def test_export_can_be_repeated_and_copies_the_bytes_that_were_evaluated(run: Recipe) -> None:
+    written = export(Pipeline(run))
+    assert export(Pipeline(run)) == written
+    for target in written:
+        ours, theirs = (path / "model.safetensors" for path in (run.folder / target.name, target))
+        assert ours.read_bytes() == theirs.read_bytes()
+        assert not ours.samefile(theirs), "an edit of the copy must not change the run's network"
 
 
-def test_export_folder_says_where_to(run: Recipe, recipe_file: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.folder={tmp_path / 'weights'}"])
-    assert export(Pipeline(recipe)) == [tmp_path / "weights" / name for name in ("pretrained", "sentiment")]
-
-
-def test_export_classifier_says_where_the_classifier_goes(run: Recipe, recipe_file: Path, tmp_path: Path) -> None:
-    target = tmp_path / "my model [2]"
-    recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.classifier={target}"])
-    assert export(Pipeline(recipe)) == [run.folder / "export" / "pretrained", target]
-    assert load_checkpoint(target).config.labels == ["NEGATIVE", "POSITIVE"]
+def test_export_says_where_to(run: Recipe, recipe_file: Path, tmp_path: Path) -> None:
+    keys = (f"export.folder={tmp_path / 'weights'}", f"export.classifier={tmp_path / 'my model [2]'}")
+    recipe = load_recipe(str(recipe_file), [*run.overrides, *keys])
+    assert export(Pipeline(recipe)) == [tmp_path / "weights" / "pretrained", tmp_path / "my model [2]"]
+    assert load_checkpoint(tmp_path / "my model [2]").config.labels == ["NEGATIVE", "POSITIVE"]
 
 
 @pytest.mark.parametrize("key", ["folder=", "classifier=pretrained", "classifier=sentiment"])
@@ -254,7 +244,7 @@ def test_card_has_figures_and_plots_of_these_weights(run: Recipe) -> None:
         assert table in owner
         assert table not in other
     pictures = [re.findall(r"\]\((\S+\.png)\)", card) for card in cards]
-    assert pictures == [["pretrain-loss.png"], ["finetune-loss.png", "reliability-reviews.png"]]
+    assert pictures == [["pretrain-loss.png"], ["finetune-loss.png", "answers-reviews.png"]]
     for folder, names in zip(("pretrained", "sentiment"), pictures, strict=True):
         assert all((run.folder / "export" / folder / name).is_file() for name in names)
 

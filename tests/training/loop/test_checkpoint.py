@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from training.errors import RunError
-from training.loop.checkpoint import Checkpointer, TrainState, weights_hash
+from training.loop.checkpoint import Checkpointer, TrainState
 from training.runtime.distributed import DistContext
 
 Parts = tuple[nn.Linear, torch.optim.AdamW]
@@ -94,12 +94,6 @@ def test_checkpointer_interrupted_while_it_writes_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
     assert [file.name for file in tmp_path.iterdir()] == ["state-000000001.pt"]
-
-
-def test_weights_hash_tells_weights_apart() -> None:
-    one, other = trained(1)[0], trained(2)[0]
-    assert weights_hash(one) == weights_hash(trained(1)[0])
-    assert weights_hash(one) != weights_hash(other)
 
 
 def test_checkpointer_removes_what_a_kill_left_unfinished(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from training.evaluate.classification import reliability
-from training.report.plots import plot_confusion, plot_losses, plot_reliability
+from training.report.plots import plot_answers, plot_losses
 
 PNG = b"\x89PNG"
 
@@ -22,10 +22,13 @@ def test_plot_losses_needs_a_line_to_plot(tmp_path: Path) -> None:
     assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
 
 
-def test_plot_confusion_and_reliability_write_png(tmp_path: Path) -> None:
-    plot_confusion([[3, 1], [0, 0]], ["NEGATIVE", "POSITIVE"], tmp_path / "confusion.png")
-    plot_reliability(reliability(torch.tensor([0.9, 0.6]), torch.tensor([True, False])), tmp_path / "r.png")
-    plot_confusion([[3, 1], [0, 0]], ["$", "$$"], tmp_path / "prices.png")
-    plot_confusion([[1] * 51] * 51, [f"topic {i}" for i in range(51)], tmp_path / "topics.png")
-    for name in ("confusion.png", "prices.png", "topics.png", "r.png"):
-        assert (tmp_path / name).read_bytes().startswith(PNG)
+def test_plot_answers_has_a_panel_or_two(tmp_path: Path) -> None:
+    bins, topics = reliability(torch.tensor([0.9, 0.6]), torch.tensor([True, False])), [f"topic {i}" for i in range(51)]
+    for confusion, labels, width in (
+        ([[3, 1], [0, 0]], ["$", "$$"], 1200),
+        ([[1] * 51] * 51, topics, 3400),
+        (None, topics, 600),
+    ):
+        plot_answers(confusion, bins, labels, tmp_path / "answers.png")
+        png = (tmp_path / "answers.png").read_bytes()
+        assert (png[:4], int.from_bytes(png[16:20])) == (PNG, width)

@@ -15,11 +15,11 @@ from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network
 from tests.training.texts import review, squeezed
+from training.corpus.fingerprint import checkpoint_hash
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.finetune.task import classifier_from
-from training.loop.checkpoint import weights_hash
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
 from training.report import run as report_module
@@ -77,7 +77,7 @@ def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog:
     assert "test set" not in text
     figures = figures_of(recipe)
     assert figures["classification"] == {}
-    weights = weights_hash(load_checkpoint(recipe.folder / "pretrained").model)
+    weights = checkpoint_hash(recipe.folder / "pretrained")
     assert figures["weights"] == {"pretrained": weights}
     assert f"report in {recipe.folder / 'report.md'}" in caplog.messages[-1]
 
@@ -94,7 +94,7 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     assert "| reviews | 20 |" in text
     assert "The seed of this model is 1." in text
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
-    assert plots == ["confusion-reviews.png", "reliability-reviews.png"], "those of an earlier report are deleted"
+    assert plots == ["answers-reviews.png"], "those of an earlier report are deleted"
     report = squeezed((recipe.folder / "report.md").read_text())
     body, serve = text.split("\nTo serve it:\n\n")
     assert report.startswith(body)
@@ -180,7 +180,7 @@ def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
     save_models(recipe, None, "sentiment")
     assert "| reviews (dev) | " in evaluate_squeezed(recipe)
     assert "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev" in caplog.text
-    assert (recipe.folder / "confusion-reviews-dev.png").is_file()
+    assert (recipe.folder / "answers-reviews-dev.png").is_file()
 
 
 def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
@@ -325,4 +325,4 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
     assert "| seed | balanced accuracy on dev | shops | shops, mean over 1 domains | shops (pair) |" in text
     assert "| 1 | 0.5000 ± 0.0200 | 0." in text
     assert "| mean | 0.5000 ± 0.0000 |" in text
-    assert (recipe.folder / "confusion-shops-pair.png").is_file()
+    assert (recipe.folder / "answers-shops-pair.png").is_file()

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from tests.training.sources.reading import WIKITEXT, texts, write
-from training.recipe import SourceConfig
 from training.sources import plain_text
-from training.sources.documents import open_files
-from training.sources.plain_text import fasttext_line, numbered_lines, plain_texts, wikitext_texts
+from training.sources.plain_text import fasttext_line, plain_texts, wikitext_texts
 
 
 def test_a_blank_line_ends_a_document_of_plain_text(tmp_path: Path) -> None:
@@ -55,13 +53,6 @@ def test_level_one_headings_delimit_articles_of_wikitext(tmp_path: Path, name: s
     write(tmp_path / name, WIKITEXT)
     articles = ["A game of 1,000 [UNK] .\nIt is role-playing .\nPlayers move .", "A tree ."]
     assert texts(tmp_path, name, **settings) == articles
-
-
-@pytest.mark.parametrize(("end", "encoding"), [("\n", "utf-8-sig"), ("\r\n", "utf-16"), ("\r", "utf-32")])
-def test_numbered_lines_of_every_line_end_and_mark(tmp_path: Path, end: str, encoding: str) -> None:
-    write(tmp_path / "a.txt", end.join(["É one", "", "two"]).encode(encoding))
-    for file in open_files(SourceConfig(path="a.txt"), tmp_path):
-        assert list(numbered_lines(file.table)) == [(1, "É one"), (2, ""), (3, "two")]
 
 
 def test_plain_texts_are_separated_by_blank_lines() -> None:
