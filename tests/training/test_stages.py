@@ -104,11 +104,11 @@ def test_pipeline_keys_depend_on_the_settings_of_a_stage_and_of_those_before_it(
         ('corpus.sources=[{path="a.txt"}]', 'corpus.sources=[{name="b",path="a.txt"}]', {"corpus"}),
         ('corpus.sources=[{path="a.txt"}]', 'corpus.sources=[{path="a.txt",by="city",balance=2}]', set()),
         ('corpus.heldout=[{path="a.txt"}]', 'corpus.heldout=[{name="b",path="a.txt"}]', {"corpus"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{name="b",A}]', {"bag", "labelled"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{by="city",A}]', {"bag", "labelled"}),
-        ("finetune.test=[{A}]", 'finetune.test=[{read="text",A}]', {"bag", "labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{name="b",A}]', {"labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{by="city",A}]', {"labelled"}),
+        ("finetune.test=[{A}]", 'finetune.test=[{read="text",A}]', {"labelled"}),
         ("finetune.test=[{A}]", 'finetune.test=[{group="film",A}]', {"bag", "labelled", "finetune"}),
-        ("finetune.train=[{A}]", 'finetune.train=[{name="b",A}]', {"bag", "labelled"}),
+        ("finetune.train=[{A}]", 'finetune.train=[{name="b",A}]', {"labelled"}),
         ("finetune.train=[{A}]", 'finetune.train=[{by="city",A}]', {"bag", "labelled", "finetune"}),
     ],
 )
@@ -259,7 +259,9 @@ def test_pipeline_without_its_text_uses_what_was_made_from_it(recipe: Recipe, ca
     assert keys(recipe) == before
     assert "stories.txt" in caplog.text
     assert "what was prepared from it is used" in caplog.text
-    assert made(recipe, "prepare")
+    for text in recipe.folder.glob("stages/labelled-*/*/texts.jsonl.gz"):
+        text.unlink()
+    assert made(save_new_network(recipe), "prepare", "finetune")
     with pytest.raises(MissingTextError, match=r"other\.txt"):
         keys(recipe, 'corpus.sources=[{path="other.txt"}]')
 

@@ -95,7 +95,7 @@ class ShardEncoder:
         document = np.repeat(document, [len(lengths_of_parts) for lengths_of_parts in parts])
         lengths = np.array(list(itertools.chain.from_iterable(parts)), np.int64)
         per_document = np.bincount(document)
-        return _encoded(tokens, lengths, per_document[per_document > 0], unknown.sum(), len(cut), letters)
+        return _encoded(tokens, lengths, per_document[per_document > 0], int(unknown.sum()), len(cut), *letters)
 
     def encode_labelled(self, documents: Sequence[Document]) -> EncodedShard:
         """Encode labelled text: each text column is one sentence. Empty ones are included, so all documents are
@@ -105,7 +105,7 @@ class ShardEncoder:
         columns = np.array([len(document.fields) for document in documents], np.int64)
         unknown_tokens = self._unknown_tokens(tokens, lengths)
         letters = self._letters(fields, unknown_tokens, dropped=np.zeros(len(fields), np.bool_))
-        return _encoded(tokens, lengths, columns, (unknown_tokens > MAX_UNKNOWN * lengths).sum(), 0, letters)
+        return _encoded(tokens, lengths, columns, int((unknown_tokens > MAX_UNKNOWN * lengths).sum()), 0, *letters)
 
     def _unknown_tokens(self, tokens: NDArray[np.unsignedinteger], lengths: Counts) -> Counts:
         """(sentences,) number of tokens that are [UNK]."""
@@ -133,21 +133,15 @@ class ShardEncoder:
         return tokens, np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize
 
 
-def _encoded(
-    tokens: NDArray[np.unsignedinteger],
-    lengths: Counts,
-    per_document: Counts,
-    unknown: int,
-    cut: int,
-    letters: tuple[int, int, int],
-) -> EncodedShard:
+def _encoded(tokens: NDArray[np.unsignedinteger], lengths: Counts, per_document: Counts, *more: int) -> EncodedShard:
     """An encoded shard.
 
     Args:
         lengths: (sentences,) tokens of each.
         per_document: (documents,) sentences of each.
+        more: the fields of `TextCounts` after the first three.
     """
-    counts = TextCounts(len(per_document), len(lengths), len(tokens), int(unknown), cut, *letters)
+    counts = TextCounts(len(per_document), len(lengths), len(tokens), *more)
     return EncodedShard(tokens, _starts(lengths), _starts(per_document), counts)
 
 

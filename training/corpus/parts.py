@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -48,6 +47,10 @@ TEST, TRAIN, UNLABELLED = "test", "train", "unlabelled"
 Sources = Sequence[tuple[str, SourceConfig]]
 """Sources of labelled text, each with the list that names it."""
 
+Columns = Mapping[str, NDArray[Any]]
+"""(documents,) `texts`, `groups`, `labels`, `domains` and `changed` of all shards (training.corpus.shards) in the order
+of reading, and `sources`: the number of the document's source."""
+
 
 def labelled_sources(config: FinetuneConfig, unlabelled: Sequence[SourceConfig]) -> Sources:
     """The sources of labelled text, in the order in which they are read."""
@@ -55,40 +58,21 @@ def labelled_sources(config: FinetuneConfig, unlabelled: Sequence[SourceConfig])
     return [(use, source) for use, sources in lists.items() for source in sources]
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns that the split depends on, (documents,) each, in the order in which sources are read."""
-
-    sources: Rows
-    """Number of the document's source in `labelled_sources`."""
-    texts: Hashes
-    groups: Hashes
-    """See `training.sources.split.hashes`."""
-    labels: NDArray[Any]
-    """See `label_column`."""
-    domains: NDArray[np.bytes_]
-
-
-def split(
-    columns: Columns, is_changed: Mask, sources: Sources, config: FinetuneConfig, document: Callable[[int], Document]
-) -> Parts:
+def split(columns: Columns, sources: Sources, config: FinetuneConfig, document: Callable[[int], Document]) -> Parts:
     """(documents,) the `Part` of each document. A text that occurs several times is trained on once, and not at all if
     its labels differ.
 
     Args:
-        is_changed: (documents,) whether a document is the one before it in another form
-            (`finetune.augment_fraction`). It is trained on in place of that one.
         document: reads a document, for messages.
 
     Raises:
         RunError: no text of some label is left to train on.
     """
-    parts = np.full(len(is_changed), Part.LEFT_OUT, np.uint8)
-    rows = (~is_changed).nonzero()[0]
-    originals = Columns(*(getattr(columns, name)[rows] for name in Columns.__slots__))
+    rows, changed = (~columns["changed"]).nonzero()[0], columns["changed"].nonzero()[0]
+    parts = np.full(len(columns["changed"]), Part.LEFT_OUT, np.uint8)
+    originals = {name: column[rows] for name, column in columns.items()}
     parts[rows] = _split(originals, sources, config, lambda row: document(int(rows[row])))
-    changed = is_changed.nonzero()[0]
-    changed = changed[parts[changed - 1] == Part.TRAIN]
+    changed = changed[parts[changed - 1] == Part.TRAIN]  # a changed form is trained on in place of the text before it
     parts[changed], parts[changed - 1] = Part.TRAIN, Part.LEFT_OUT
     return parts
 
@@ -97,7 +81,8 @@ def held_out(numbers: Rows, texts: Hashes, groups: Hashes, sources: Sources, con
     """(documents,) `TEST` and `DEV`; `LEFT_OUT` for others with a text or group of these; `TRAIN` for the rest.
 
     Args:
-        numbers: (documents,) `Columns.sources`; `texts` and `groups` are columns, too.
+        numbers: (documents,) the column `sources`.
+        texts, groups: (documents,) the columns of hashes.
     """
     is_test, is_low = np.zeros((2, len(texts)), np.bool_)
     for number, (use, _) in enumerate(sources):
@@ -126,13 +111,14 @@ def _share(texts: Hashes, groups: Hashes, chosen: Mask) -> Mask:
 
 
 def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document: Callable[[int], Document]) -> Parts:
-    numbers, texts, labels = columns.sources, columns.texts, columns.labels
-    held = held_out(numbers, texts, columns.groups, sources, config)
+    numbers, texts, groups, labels = (columns[name] for name in ("sources", "texts", "groups", "labels"))
+    held = held_out(numbers, texts, groups, sources, config)
     parts, test = held.copy(), (held == Part.TEST).nonzero()[0]
     is_labelled = np.array([use == TRAIN for use, _ in sources])[numbers]
     is_spelled_twice = np.array([source.treebank == "both" for _, source in sources])[numbers]
 
-    compared = (is_labelled & ~_share(texts, columns.groups, held == Part.TEST)).nonzero()[0]
+    # Labels are compared over all texts but those of test, dev included.
+    compared = (is_labelled & ~_share(texts, groups, held == Part.TEST)).nonzero()[0]
     first = _first_rows(texts, compared)
     differs = labels[compared] != labels[first]
     differing = compared[differs if differs.ndim == 1 else differs.any(1)]
@@ -140,6 +126,7 @@ def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document:
     trained = (is_labelled & (parts == Part.TRAIN)).nonzero()[0]
     repeated = trained[(_first_rows(texts, trained) != trained) & ~is_spelled_twice[trained]]
     parts[repeated] = Part.LEFT_OUT
+    # What `balance` counts, and the first row of each text that has another label than before.
     counted = compared[(held[compared] != Part.DEV) & ((first == compared) | is_spelled_twice[compared])]
     contradicted = differing[_first_rows(texts, differing) == differing]
     repeated_test = test[_first_rows(texts, test) != test]
@@ -175,13 +162,13 @@ def _balance(most: float, columns: Columns, counted: Rows, is_trained: Mask, par
         rarest[domain] = min(count, rarest.get(domain, count))
     shares = {key: most * rarest[key[0]] / count for key, count in counts.items()}
     rows = is_trained.nonzero()[0]
-    for row, text, key in zip(rows, columns.texts[rows].tolist(), _keys(columns, rows), strict=True):
+    for row, text, key in zip(rows, columns["texts"][rows].tolist(), _keys(columns, rows), strict=True):
         if (share := shares.get(key, 1.0)) < 1 and np.random.default_rng((text, 1)).random() >= share:
             parts[row] = Part.LEFT_OUT
 
 
 def _keys(columns: Columns, rows: Rows) -> list[tuple[bytes, int]]:
-    return list(zip(columns.domains[rows].tolist(), columns.labels[rows].tolist(), strict=True))
+    return list(zip(columns["domains"][rows].tolist(), columns["labels"][rows].tolist(), strict=True))
 
 
 def _tell(

@@ -30,7 +30,7 @@ from training.corpus.encode import TextCounts
 from training.corpus.engines.local import make_shards
 from training.corpus.fingerprint import source_settings, split_settings, tokenizer_hash
 from training.corpus.inputs import HELDOUT, labelled_inputs, pretraining_inputs
-from training.corpus.parts import TRAIN, Columns, Part, labelled_sources, split
+from training.corpus.parts import TRAIN, Part, labelled_sources, split
 from training.corpus.reader import PreparedText
 from training.corpus.shards import Shard, ShardInput
 from training.errors import CorpusError
@@ -94,8 +94,9 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> dict
     names = [(use, source_name(source)) for use, source in sources]
     numbers = [names.index((shard.use, shard.source)) for shard in text.shards]
     of_documents = np.repeat(numbers, [shard.documents for shard in text.shards])
-    columns = Columns(of_documents, *(text.column(name) for name in Columns.__slots__[1:]))
-    parts = split(columns, text.column("changed"), sources, config, lambda row: text.read(np.array([row]))[0])
+    columns = {name: text.column(name) for name in ("texts", "groups", "labels", "domains", "changed")}
+    columns["sources"] = of_documents
+    parts = split(columns, sources, config, lambda row: text.read([row])[0])
     for number, (_, name) in enumerate(names):
         counts = np.bincount(parts[of_documents == number], minlength=len(Part))
         logger.info("%s: %s texts to train on, %s for dev, %s for test", name, *(f"{count:,}" for count in counts[1:]))

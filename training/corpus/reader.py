@@ -142,7 +142,7 @@ class PreparedText:
         except OSError as error:  # that of mapping names no file
             raise CorpusError(f"{file}: cannot be read: {error.strerror or error}{system_remedy(error)}") from error
 
-    def read(self, rows: NDArray[np.int64]) -> list[Document]:
+    def read(self, rows: Sequence[int]) -> list[Document]:
         """The text columns and places of some documents, by their numbers.
 
         Raises:
@@ -150,14 +150,14 @@ class PreparedText:
         """
         found: dict[int, Document] = {}
         for shard, (begin, end) in zip(self.shards, itertools.pairwise(self.first_documents), strict=True):
-            chosen = set((rows[(rows >= begin) & (rows < end)] - begin).tolist())
+            chosen = {row - begin for row in rows if begin <= row < end}
             if not chosen:
                 continue
             if not (file := self.folder / shard.name / TEXTS).is_file():
                 raise MissingTextError(f"{file} is missing")
             with gzip.open(file, "rt", encoding="utf-8", errors="surrogatepass") as lines:
                 found |= {begin + row: _document(line) for row, line in enumerate(lines) if row in chosen}
-        return [found[row] for row in rows.tolist()]
+        return [found[row] for row in rows]
 
     def token_counts(self) -> NDArray[np.int64]:
         """(vocab_size,) number of occurrences of each token; reads the whole text."""

@@ -39,8 +39,8 @@ WORD_FEATURES, LETTER_FEATURES = 2**20, 2**18
 MAX_CHARACTERS = 150_000_000
 """Characters of the texts to train on, which are drawn evenly from more."""
 
-MAX_CHARACTERS_WITH_LETTERS = 30_000_000
-"""Characters of the texts to train on above which only words count: letters take six times as much memory."""
+MAX_CHARACTERS_WITH_LETTERS = 20_000_000
+"""Characters of the texts to train on above which only words count: letters take six times the time and memory."""
 
 STRENGTHS = (0.3, 1.0)
 """Inverse regularisation. Like the scale, that with the lowest loss on held-out folds is used: the lower one for
@@ -131,10 +131,8 @@ def _margins(problem: Problem, strength: float, rows: Any, targets: Floats, unre
     settings: dict[str, Any] = {"C": strength, "max_iter": MAX_ITERATIONS, "random_state": 0}
     model: Any = LinearSVC(**settings)
     if isinstance(problem, Regression):
-        columns, model = (
-            (columns - problem.offset) / problem.scale,
-            LinearSVR(loss="squared_epsilon_insensitive", **settings),
-        )
+        columns = (columns - problem.offset) / problem.scale
+        model = LinearSVR(loss="squared_epsilon_insensitive", **settings)
     elif isinstance(problem, SingleLabel) and len(columns) == 2:
         columns = columns[1:]  # the margin of the other label is the opposite
     margins = np.empty((unread.shape[0], len(columns)), np.float32)

@@ -156,7 +156,7 @@ def predict_classification(
     order = torch.tensor(documents).argsort(stable=True)
     problem = problem_of(model.config.problem_type, model.config.labels)
     documents.sort()
-    domains = [texts.domains[document] for document in documents] if len(texts.domains) else ()
+    domains = () if texts.domains is None else [domain.decode() for domain in texts.domains[documents].tolist()]
     return Answers(problem, torch.cat(logits)[order], torch.cat(targets)[order], documents, domains)
 
 

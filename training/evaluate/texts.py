@@ -52,7 +52,7 @@ class EvaluatedTexts:
 
     def documents(self, chosen: Sequence[int] | slice = slice(None)) -> list[Document]:
         """All texts, or chosen ones; see `PreparedText.read`."""
-        return self.store.read(self.rows[chosen])
+        return self.store.read(self.rows[chosen].tolist())
 
     def examples(self, tokenizer: Tokenizer, max_length: int) -> LabelledTexts:
         """The texts as token ids. They are in the store, unless the tokenizer is another one.
@@ -61,12 +61,10 @@ class EvaluatedTexts:
             MissingTextError: the tokenizer is another one, and only token ids are here.
         """
         if tokenizer_hash(tokenizer) != self.store.tokenizer_hash:
-            texts = encode_texts(self.documents(), self.targets, self.read, tokenizer, max_length)
-            return replace(texts, domains=self.domains)
+            return encode_texts(self.documents(), self.targets, self.read, tokenizer, max_length)
         window, first = self.store.window(self.shards), self.store.first_documents[self.shards[0]]
         texts = labelled_window(window, self.rows - first, tokenizer, max_length)
-        domains = [domain.decode() for domain in window.column("domains").tolist()]
-        return replace(texts, domains=domains, read=[self.read] * len(domains))
+        return replace(texts, read=[self.read] * len(texts.read))
 
     def with_both_texts(self) -> Ints:
         """The rows of documents whose text columns all have tokens."""

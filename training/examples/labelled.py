@@ -63,8 +63,8 @@ class LabelledTexts:
     """Tokens of an example, special tokens included."""
     truth: Floats | None = None
     """(documents, outputs) targets from labels only; None if `targets` are."""
-    domains: Sequence[str] = ()
-    """Domain of each document, "" without one; empty if none is known."""
+    domains: NDArray[np.bytes_] | None = None
+    """(documents,) the domain of each, empty without one; None if none is known."""
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -143,7 +143,7 @@ def labelled_window(
         mixed = np.where(np.isnan(probabilities), targets, mixed)
         targets = np.where(np.isnan(targets), probabilities, mixed).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
-    return LabelledTexts(window, documents, targets, read, tokenizer, max_length, truth)
+    return LabelledTexts(window, documents, targets, read, tokenizer, max_length, truth, window.column("domains"))
 
 
 def epoch_size(

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from training.corpus.encode import NO_LABEL
 from training.corpus.inputs import labelled_inputs
-from training.corpus.parts import Columns, Part, split
+from training.corpus.parts import Part, split
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.errors import RunError, SourceError
@@ -169,8 +168,9 @@ def test_split_of_a_table() -> None:
     sources = [(use, source) for use in ("test", "train", "unlabelled")]
     config = FinetuneConfig(test=(source,), train=(source,), dev_fraction=0.2)
     numbers, texts, groups, labels, changed, expected = map(np.array, zip(*table, strict=True))
-    columns = Columns(numbers, texts.astype(np.uint64), groups.astype(np.uint64), labels, np.array([b""] * len(table)))
-    found = split(columns, changed, sources, config, lambda row: Document((f"row {row}",)))
+    columns = {"sources": numbers, "labels": labels, "changed": changed, "domains": np.array([b""] * len(table))}
+    columns |= {"texts": texts.astype(np.uint64), "groups": groups.astype(np.uint64)}
+    found = split(columns, sources, config, lambda row: Document((f"row {row}",)))
     assert [Part(part) for part in found] == [Part(part) for part in expected]
 
 
@@ -239,25 +239,6 @@ def test_group_in_dev_of_a_small_source_is_not_trained_on_from_another(tmp_path:
         train, dev = train_and_dev(recipe_of(tmp_path, *order, dev_fraction=0.3))
         assert sum("small" in text for text in texts(dev)) == 1
         assert not {document.group for document, _ in train} & {document.group for document, _ in dev}
-
-
-def test_small_source_has_one_group_in_dev_but_not_its_only_one(tmp_path: Path) -> None:
-    rows = [{"text": f"{film} good {i}", "label": i % 2, "film": film} for film in "abc" for i in range(2)]
-    train, dev = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows, group="film"), dev_fraction=1e-9))
-    assert (len(train), len(dev)) == (4, 2)
-    assert len({document.group for document, _ in dev}) == 1
-    for fraction in (1e-9, 0.999):
-        source = write(tmp_path, rows[:2], group="film")
-        train, dev = train_and_dev(recipe_of(tmp_path, source, dev_fraction=fraction))
-        assert (len(train), len(dev)) == (2, 0)
-
-
-def test_split_is_the_same_in_every_run_and_beside_other_texts(tmp_path: Path) -> None:
-    rows = [{"text": "good " * i, "label": i % 2} for i in range(1, 40)]
-    first, again = (train_and_dev(recipe_of(tmp_path, write(tmp_path, r), dev_fraction=0.3))[1] for r in (rows, rows))
-    _, fewer = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows[10:]), dev_fraction=0.3))
-    assert texts(first) == texts(again)
-    assert texts(fewer) == [text for text in texts(first) if len(text.split()) > 10]
 
 
 def test_repetitions_among_test_texts_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -378,23 +359,3 @@ def test_augmented_texts_stay_in_the_group_of_their_other_spelling(tmp_path: Pat
     trained = text.column("parts") == Part.TRAIN
     assert 5 < text.column("changed").sum() == text.column("changed")[trained].sum()
     assert set(Counter(text.column("groups")[trained].tolist()).values()) == {2}
-
-
-def test_unlabelled_texts_are_in_train_unless_they_are_in_test_or_dev(tmp_path: Path) -> None:
-    source = write(tmp_path, alphabet())
-    test = write(tmp_path, [{"text": "tested", "label": 1}], name="test")
-    more = write(tmp_path, [{"text": "new"}, {"text": "Tested"}, *alphabet()], name="more", label=None)
-    recipe = recipe_of(tmp_path, source, test=(test,), dev_fraction=0.3, distill={"teacher": "t", "sources": (more,)})
-    train, dev = train_and_dev(recipe)
-    unlabelled = [document.text for document, label in train if label == NO_LABEL]
-    assert unlabelled[0] == "new"
-    assert "Tested" not in unlabelled
-    assert not set(unlabelled) & set(texts(dev))
-
-
-def test_groups_of_test_texts_are_neither_trained_on_nor_in_dev(tmp_path: Path) -> None:
-    rows = [{"text": f"{i} good", "label": i % 2, "film": f"film {i % 10}"} for i in range(200)]
-    source = write(tmp_path, rows, group="film")
-    test = write(tmp_path, [{"text": "unseen", "label": 1, "film": "Film 3"}], name="test", group="film")
-    train, dev = train_and_dev(recipe_of(tmp_path, source, test=(test,), dev_fraction=0.3))
-    assert {document.group for document, _ in (*train, *dev)} == {f"film {i}" for i in range(10) if i != 3}

@@ -141,14 +141,6 @@ def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -
         np.testing.assert_array_equal(np.load(column(recipe))[first:], whole[first:])
 
 
-def test_distill_makes_a_damaged_column_again(recipe: Recipe) -> None:
-    assert made(recipe, "distill")
-    whole = column(recipe).read_bytes()
-    column(recipe).write_bytes(whole[:-8])
-    assert made(recipe, "distill")
-    assert column(recipe).read_bytes() == whole
-
-
 def test_distill_by_another_teacher_is_another_result(recipe: Recipe, other_teacher: Path) -> None:
     other = set_distill(recipe, teacher=other_teacher)
     assert made(recipe, "distill")

@@ -87,7 +87,7 @@ def test_several_labels_from_a_recipe_to_the_service(
     folder = run_all(make_recipe, recipe_file, *files, *changes)
     found = figures(folder)
     assert found["this model"]["micro_f1"] > found["always the most frequent labels"]["micro_f1"] + 0.1
-    assert found["TF-IDF + logistic regression"]["micro_f1"] > 0.9
+    assert found["TF-IDF + linear SVM"]["micro_f1"] > 0.9
     config = load_checkpoint(folder / "export" / "sentiment").config
     assert (config.problem_type, config.labels) == ("multi_label_classification", ["GOOD", "DOG"])
     assert served(folder, pretrained, TEXT) == pytest.approx(logits(folder, TEXT).sigmoid().tolist(), abs=1e-3)
@@ -102,7 +102,7 @@ def test_numbers_from_a_recipe_to_the_service(
     folder = run_all(make_recipe, recipe_file, *files, *changes)
     found = figures(folder)
     errors = {model: each["root_mean_squared_error"] for model, each in found.items()}
-    assert max(errors["this model"], errors["TF-IDF + ridge regression"]) < 0.6 * errors["always the mean"]
+    assert max(errors["this model"], errors["TF-IDF + linear SVM"]) < 0.6 * errors["always the mean"]
     record = json.loads((folder / "finetune" / "done.json").read_text())
     assert record["result"]["dev_score"] < 0, "higher is better"
     config = load_checkpoint(folder / "export" / "sentiment").config

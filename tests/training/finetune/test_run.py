@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -149,6 +150,20 @@ def test_finetune_goes_on_with_the_plan_that_it_began_with(make_recipe: MakeReci
     other = other.model_copy(update={"micro_batch_tokens": 128})  # after memory has run out
     kept = _kept_plan(other, tmp_path, DistContext())
     assert (kept.finetune, kept.micro_batch_tokens) == (recipe.finetune, 128)
+
+
+def test_finetune_learns_from_the_bag_of_words_without_texts_and_scikit_learn(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = save_new_network(make_recipe("finetune.bag_weight=0.5"))
+    assert made(recipe, "prepare")
+    for file in recipe.folder.glob("stages/labelled-*/*/texts.jsonl.gz"):
+        file.unlink()
+    monkeypatch.setitem(sys.modules, "training.evaluate.bag", None)
+    assert made(recipe, "finetune")
+    untaught = changed(recipe, bag_weight=0.0)
+    assert made(untaught, "finetune")
+    assert not same(seed_folder(recipe) / "model", seed_folder(untaught) / "model")
 
 
 def test_finetune_keeps_no_state_of_a_finished_seed(finished: Recipe) -> None:

@@ -173,6 +173,19 @@ def test_evaluate_leaves_out_a_test_source_without_a_label_of_the_recipe(
     assert "hidden" not in text
 
 
+def test_evaluate_without_the_texts_says_what_is_missing(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = make_recipe()
+    save_models(recipe, None, "sentiment")
+    assert made(recipe, "prepare")
+    (text,) = (recipe.folder / "labelled").glob("000000/texts.jsonl.gz")
+    text.unlink()
+    evaluate(Pipeline(recipe))
+    assert "sentiment is not evaluated: " in caplog.text
+    assert "texts.jsonl.gz is missing; run evaluate where its test texts are" in caplog.text
+
+
 def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
