@@ -94,7 +94,7 @@ class SourceConfig(_Strict):
     """Columns with the text, such as title and body: names, or numbers from 1."""
     read: Literal["text", "pair", "both"] | None = None
     """How a classifier reads several text columns: as one `text`, a `pair` (the default for two), or `both`, one or the
-    other in each epoch. In pretraining, columns are paragraphs."""
+    other in each pass. In pretraining, columns are paragraphs."""
     label: str | None = None
     """Column with the label, or the word `folder`: each file is one text, labelled by its folder's name."""
     separator: Annotated[str, Field(min_length=1)] | None = None
@@ -303,11 +303,11 @@ class FinetuneConfig(_Strict):
     dev_fraction: Share = 0.05
     """Share of each source's texts or groups that `finetune` does not train on, to choose the seed and the
     temperature."""
-    epochs: Annotated[float, Field(gt=0)] | None = None
+    passes: Annotated[float, Field(gt=0)] | None = None
     """Passes over the texts. If absent, chosen by their tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes for all seeds and the teachers of `[distill]`, in equal parts. If fewer passes than `epochs`
-    fit, there are fewer."""
+    """Budget in minutes for all seeds and the teachers of `[distill]`, in equal parts. There are
+    fewer passes if not all fit."""
     max_length: Annotated[Whole, Field(ge=8)] = 256
     """Tokens of a text or pair in training: the beginning and the end are kept. Dev and test texts have up to the
     network's positions."""
@@ -498,6 +498,7 @@ _TRAINED_START = "pretrain.start trains a network on (docs/training.md, A traine
 _GONE = {
     "adapt": f"no such table since 0.3: {_TRAINED_START}",
     "pretrain.average_fraction": "no such key any more: delete it, because the learning rate falls to 0 at the end",
+    "finetune.epochs": "the key is called finetune.passes",
     "pretrain.before_decay": f"no such key any more: {_TRAINED_START}",
 }
 """Tables and keys of earlier versions, and what to use instead."""

@@ -25,7 +25,7 @@ PATIENCE = 600  # seconds, for a machine that is busy
 SMALL = (
     *("device=cpu", "tokenizer.vocab_size=400", "model.preset=tiny", "model.num_hidden_layers=2"),
     *("model.hidden_size=64", "micro_batch_tokens=512", "pretrain.tokens=2048", "pretrain.batch_tokens=512"),
-    *("finetune.batch_tokens=512", "finetune.epochs=0.2", "finetune.seeds=[1]"),
+    *("finetune.batch_tokens=512", "finetune.passes=0.2", "finetune.seeds=[1]"),
 )
 
 needs_tools = pytest.mark.skipif(

@@ -60,7 +60,7 @@ short_length = 32
 long_length = 64
 
 [finetune]
-epochs = 2
+passes = 2
 batch_tokens = 256
 max_length = 48
 dev_fraction = 0.2

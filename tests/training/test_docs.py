@@ -38,7 +38,7 @@ MAX_LINES = 320
 SMALL_RECIPE = {
     'name = "mine"': 'name = "mine"\nmicro_batch_tokens = 512',
     "tokens = 50_000_000": "tokens = 10_240\nbatch_tokens = 1024",
-    "[finetune]": "[finetune]\nepochs = 1\nbatch_tokens = 1024",
+    "[finetune]": "[finetune]\npasses = 1\nbatch_tokens = 1024",
 }
 """Replacements that make the page's recipe train in seconds."""
 

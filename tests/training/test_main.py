@@ -45,7 +45,7 @@ def trained(recipe_file: Path, data: Path, tmp_path_factory: pytest.TempPathFact
 def train_all(run: Path, recipe_file: Path, data: Path) -> None:
     torch.set_num_threads(1)
     places = ["--data", str(data), f"run={run}"]
-    changes = ["pretrain.tokens=5120", "finetune.epochs=0.5"]
+    changes = ["pretrain.tokens=5120", "finetune.passes=0.5"]
     with redirect_stdout(io.StringIO()) as printed:
         assert main(["all", str(recipe_file), *places, *changes]) == 0
     assert "| stories " in printed.getvalue()
@@ -104,7 +104,7 @@ def test_all_writes_cards_without_broken_links(trained: Path) -> None:
     for name in ("pretrained", "sentiment"):
         folder = trained / "export" / name
         card = (folder / "README.md").read_text()
-        assert "pretrain.tokens=5120 finetune.epochs=0.5\n" in card
+        assert "pretrain.tokens=5120 finetune.passes=0.5\n" in card
         pictures = re.findall(r"\]\((\S+\.png)\)", card)
         assert pictures
         assert all((folder / file).is_file() for file in pictures)
@@ -130,7 +130,7 @@ def test_all_goes_from_prepared_text_to_report_and_export_where_the_text_is_not(
         assert main([command, *places]) == 0
     (tmp_path / "here").rename(tmp_path / "there")
     places = [str(recipe), "--data", str(tmp_path / "nothing"), f"run={tmp_path / 'there'}"]
-    changes = ["pretrain.tokens=5120", "finetune.epochs=0.5"]
+    changes = ["pretrain.tokens=5120", "finetune.passes=0.5"]
     with redirect_stdout(io.StringIO()) as printed:
         assert main(["all", *places, *changes]) == 0
     assert "reviews.jsonl: no such file" in caplog.text
@@ -156,7 +156,7 @@ def test_all_from_a_pretrained_network_pretrains_no_other(
 ) -> None:
     recipe = make_recipe()
     places = [f"data={recipe.data}", f"run={recipe.run}", "name=alone"]
-    changes = [f"finetune.pretrained={pretrained}", "finetune.epochs=0.2"]
+    changes = [f"finetune.pretrained={pretrained}", "finetune.passes=0.2"]
     assert main(["all", str(recipe_file), *places, *changes]) == 0
     assert "| reviews | 20 |" in squeezed(capsys.readouterr().out)
     assert [path.name for path in (recipe.run / "alone" / "export").iterdir()] == ["sentiment"]
@@ -227,7 +227,7 @@ def test_all_without_symbolic_links_makes_what_further_runs_start_from(
 ) -> None:
     caplog.set_level("INFO")
     run = tmp_path / "tiny"
-    places = [str(recipe_file), f"data={data}", f"run={tmp_path}", "pretrain.tokens=2560", "finetune.epochs=0.5"]
+    places = [str(recipe_file), f"data={data}", f"run={tmp_path}", "pretrain.tokens=2560", "finetune.passes=0.5"]
     assert main(["all", *places]) == 0
     assert len([message for message in caplog.messages if "no symbolic links here" in message]) == 1
     for name in ("pretrained", "sentiment"):

@@ -146,7 +146,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
             r"pretrain\.before_decay: no such key any more: pretrain\.start trains a network",
         ),
         ("pretrain.examples=5", r"pretrain\.examples: give a table, such as \[pretrain\.examples\]"),
-        ("finetune.epochs=inf", r"finetune\.epochs: .*finite"),
+        ("finetune.passes=inf", r"finetune\.passes: .*finite"),
         ("pretrain.tokens=true", r"pretrain\.tokens: give a number"),
         ("finetune.max_length=3", r"finetune\.max_length: .*greater than or equal to 8"),
         ('finetune.train={path="a.csv"}', r"finetune\.train: give a list: begin each of its tables with \[\[finetune"),

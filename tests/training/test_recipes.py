@@ -74,7 +74,7 @@ def test_recipe_amazon_polarity_reads_title_and_content_apart(folder: Path) -> N
 TINY = (
     *("tokenizer.vocab_size=300", "model.preset=tiny", "model.hidden_size=16", "model.num_hidden_layers=2"),
     *("pretrain.examples.short_length=32", "pretrain.examples.long_fraction=0", "micro_batch_tokens=512"),
-    *("pretrain.tokens=2048", "pretrain.batch_tokens=512", "finetune.batch_tokens=512", "finetune.epochs=0.5"),
+    *("pretrain.tokens=2048", "pretrain.batch_tokens=512", "finetune.batch_tokens=512", "finetune.passes=0.5"),
 )
 
 

@@ -86,7 +86,7 @@ def test_pipeline_keys_do_not_depend_on_the_folder_of_runs_or_on_where_and_when_
         ("seed=2", {"pretrain", "finetune"}),
         ("finetune.dev_fraction=0.3", {"bag", "labelled", "finetune"}),
         ('finetune.labels={"1"="POSITIVE","0"="NEGATIVE"}', {"bag", "labelled", "finetune"}),
-        ("finetune.epochs=3", {"finetune"}),
+        ("finetune.passes=3", {"finetune"}),
         ("finetune.seeds=[1]", set()),
         ("finetune.seeds=[2]", {"finetune"}),
         ("distill.weight=0.5", {"teacher", "soft_labels", "finetune"}),

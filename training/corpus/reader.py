@@ -108,10 +108,10 @@ class PreparedText:
         """The shards with these numbers as one text; the first `WINDOW_SHARDS` if None."""
         return TextWindow(self, range(len(self.shards))[:WINDOW_SHARDS] if numbers is None else numbers)
 
-    def windows(self, seed: int, epoch: int) -> Iterator[TextWindow]:
+    def windows(self, seed: int, pass_number: int) -> Iterator[TextWindow]:
         """The windows of one pass: all shards, shuffled. A window's files are read while it is used, so a disk reads
         long runs of some files, and examples are shuffled across all of a window."""
-        order = np.random.default_rng((seed, epoch)).permutation(len(self.shards)).tolist()
+        order = np.random.default_rng((seed, pass_number)).permutation(len(self.shards)).tolist()
         return (self.window(order[at : at + WINDOW_SHARDS]) for at in range(0, len(order), WINDOW_SHARDS))
 
     @property

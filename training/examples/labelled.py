@@ -146,7 +146,7 @@ def labelled_window(
     return LabelledTexts(window, documents, targets, read, tokenizer, max_length, truth, window.column("domains"))
 
 
-def epoch_size(
+def pass_size(
     text: PreparedText, max_length: int, left_out: Fold | None = None, *, with_unlabelled: bool = False
 ) -> tuple[int, int]:
     """Documents and tokens of one pass over prepared labelled text; see `document_lengths`.
@@ -177,7 +177,7 @@ def is_unlabelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def trained_on(window: TextWindow, left_out: Fold | None = None, *, with_unlabelled: bool = True) -> Ints:
-    """Documents of a window that are trained on; see `epoch_size`."""
+    """Documents of a window that are trained on; see `pass_size`."""
     kept = window.column("parts") == Part.TRAIN
     if not with_unlabelled:
         kept &= ~is_unlabelled(window.column("labels"))
@@ -227,14 +227,14 @@ class LabelledStream:
 
     def __post_init__(self) -> None:
         self._with_unlabelled = self.teacher_weight is not None  # without a teacher, they have no target
-        self.documents, tokens = epoch_size(
+        self.documents, tokens = pass_size(
             self.text, self.max_length, self.left_out, with_unlabelled=self._with_unlabelled
         )
-        """Documents of one epoch."""
+        """Documents of one pass."""
         sequences = int(2 * self.micro_batch_tokens * self.documents / tokens) + 8
         self.shape = BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
-        self.tokens = self.micro_batch_tokens * sum(map(len, self._epoch(0)))
-        """Tokens of the batches of one epoch, padding included."""
+        self.tokens = self.micro_batch_tokens * sum(map(len, self._pass(0)))
+        """Tokens of the batches of one pass, padding included."""
 
     @property
     def texts_per_batch(self) -> float:
@@ -243,11 +243,11 @@ class LabelledStream:
 
     def windows(self) -> Iterator[LabelledWindow]:
         """The windows of one pass over the texts after another."""
-        return itertools.chain.from_iterable(map(self._epoch, itertools.count()))
+        return itertools.chain.from_iterable(map(self._pass, itertools.count()))
 
-    def _epoch(self, epoch: int) -> Iterator[LabelledWindow]:
-        for number, window in enumerate(self.text.windows(self.seed, epoch)):
+    def _pass(self, pass_number: int) -> Iterator[LabelledWindow]:
+        for number, window in enumerate(self.text.windows(self.seed, pass_number)):
             kept = trained_on(window, self.left_out, with_unlabelled=self._with_unlabelled)
             texts = labelled_window(window, kept, self.tokenizer, self.max_length, self.teacher_weight)
             lengths = document_lengths(window, self.max_length)
-            yield LabelledWindow(texts, lengths, self.shape, (self.seed, epoch, number))
+            yield LabelledWindow(texts, lengths, self.shape, (self.seed, pass_number, number))

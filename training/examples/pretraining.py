@@ -79,9 +79,9 @@ class PretrainingStream:
 
     def windows(self) -> Iterator[PretrainingWindow]:
         """The windows of one pass over the text after another."""
-        for epoch in itertools.count():
-            for number, window in enumerate(self.text.windows(self.seed, epoch)):
-                yield PretrainingWindow(window, self, (self.seed, epoch, number))
+        for pass_number in itertools.count():
+            for number, window in enumerate(self.text.windows(self.seed, pass_number)):
+                yield PretrainingWindow(window, self, (self.seed, pass_number, number))
 
 
 def mask_fraction_at(config: ExamplesConfig, progress: float) -> float:

@@ -2,7 +2,7 @@
 
 The rules were measured on tables of 100 to 8,110 texts (experiments/LOG.md, 2026-11-28).
 
-A small table needs many small steps: 1,000 texts in steps of 4,096 tokens are 57 steps in two epochs, which hardly move
+A small table needs many small steps: 1,000 texts in steps of 4,096 tokens are 57 steps in two passes, which hardly move
 a network.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from training.recipe import BUCKET_TOKENS, SINGLE_LABEL, Recipe
 
-PLANNED = {"epochs", "batch_tokens", "learning_rate", "embedding_factor", "bag_weight"}
+PLANNED = {"passes", "batch_tokens", "learning_rate", "embedding_factor", "bag_weight"}
 """Settings of `[finetune]` that may be left out."""
 
 
@@ -21,13 +21,13 @@ class PlanPolicy:
     """Length and learning rate of the training of a classifier."""
 
     tokens: int = 1_500_000
-    """Tokens of a run, within the bounds of the epochs."""
+    """Tokens of a run, within the bounds of the passes."""
     classifier_tokens: int = 250_000
     """Tokens of a run that starts from a classifier, which overfits sooner."""
-    min_epochs: float = 2.0
-    max_epochs: float = 20.0
+    min_passes: float = 2.0
+    max_passes: float = 20.0
     min_steps: int = 200
-    """Fewer steps hardly change a network. A table of few short texts is read more often than `max_epochs`."""
+    """Fewer steps hardly change a network. A table of few short texts is read more often than `max_passes`."""
     steps: int = 3000
     """Steps of a run, within the bounds of a step."""
     min_batch_tokens: int = 512
@@ -54,7 +54,7 @@ def planned(
     """The recipe with values for all settings of `[finetune]` that depend on the texts.
 
     Args:
-        tokens: tokens of one epoch.
+        tokens: tokens of one pass.
         from_classifier: whether the network to start from is a classifier. It needs less training, and no higher
             learning rate for embeddings.
         has_labels: whether it has the recipe's labels, so that its last layer is kept. A bag of words would not help
@@ -62,20 +62,20 @@ def planned(
         world_size: processes that share a step.
     """
     config = recipe.finetune
-    most = max(policy.max_epochs, policy.min_steps * policy.min_batch_tokens / tokens)
+    most = max(policy.max_passes, policy.min_steps * policy.min_batch_tokens / tokens)
     wanted_tokens = policy.classifier_tokens if from_classifier else policy.tokens
-    epochs = config.epochs or min(most, max(policy.min_epochs, wanted_tokens / tokens))
+    passes = config.passes or min(most, max(policy.min_passes, wanted_tokens / tokens))
     batch = config.batch_tokens
     if batch is None:
-        wanted = min(policy.max_batch_tokens, max(policy.min_batch_tokens, epochs * tokens / policy.steps))
-        passes = -(-wanted // (world_size * recipe.micro_batch_tokens))  # of a process, for a step
-        each = max(wanted / world_size / passes, config.max_length)
-        batch = int(passes) * world_size * _round_up(each, BUCKET_TOKENS)
+        wanted = min(policy.max_batch_tokens, max(policy.min_batch_tokens, passes * tokens / policy.steps))
+        micro_batches = -(-wanted // (world_size * recipe.micro_batch_tokens))  # of a process, for a step
+        each = max(wanted / world_size / micro_batches, config.max_length)
+        batch = int(micro_batches) * world_size * _round_up(each, BUCKET_TOKENS)
     is_given = config.learning_rate is not None
     is_taught = texts <= policy.max_bag_texts and not has_labels and config.problem_type == SINGLE_LABEL
     bag_weight = policy.bag_weight * is_taught
     changes = {
-        "epochs": epochs,
+        "passes": passes,
         "batch_tokens": batch,
         "learning_rate": config.learning_rate or policy.learning_rate * (batch / policy.min_batch_tokens) ** 0.25,
         "embedding_factor": config.embedding_factor
@@ -85,7 +85,7 @@ def planned(
     return recipe.model_copy(update={"finetune": config.model_copy(update=changes)})
 
 
-def with_whole_passes(recipe: Recipe, world_size: int) -> Recipe:
+def with_whole_micro_batches(recipe: Recipe, world_size: int) -> Recipe:
     """The recipe with the largest `micro_batch_tokens` up to its own of which each process needs a whole number for a
     step; unchanged if there are none."""
     config, batch = recipe.finetune, recipe.finetune.batch_tokens or 0

@@ -15,9 +15,9 @@ from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import check_reading, predict_classification
 from training.evaluate.texts import evaluated_texts
-from training.examples.labelled import Fold, LabelledStream, LabelledTexts, epoch_size
+from training.examples.labelled import Fold, LabelledStream, LabelledTexts, pass_size
 from training.finetune.calibration import calibrate
-from training.finetune.plan import PLANNED, planned, with_whole_passes
+from training.finetune.plan import PLANNED, planned, with_whole_micro_batches
 from training.finetune.selection import SeedResult, dev_figures
 from training.finetune.task import ClassificationLoss, classifier_from, keeps_last_layer
 from training.loop.advice import FINETUNING_REMEDY, Advisor
@@ -115,7 +115,7 @@ def _plan(
     recipe: Recipe, start: Checkpoint, train: PreparedText, folder: Path, dist: DistContext, *, with_unlabelled: bool
 ) -> Recipe:
     """The recipe with all settings of `[finetune]`: those with which the run began, or else those for the texts."""
-    _, tokens = epoch_size(train, recipe.finetune.max_length, with_unlabelled=with_unlabelled)
+    _, tokens = pass_size(train, recipe.finetune.max_length, with_unlabelled=with_unlabelled)
     recipe = planned(
         recipe,
         int((train.column("parts") == Part.TRAIN).sum()),
@@ -124,7 +124,7 @@ def _plan(
         has_labels=keeps_last_layer(start.model, recipe.finetune),
         world_size=dist.world_size,
     )
-    return with_whole_passes(_kept_plan(recipe, folder, dist), dist.world_size)
+    return with_whole_micro_batches(_kept_plan(recipe, folder, dist), dist.world_size)
 
 
 def _fitted_problem(recipe: Recipe, train: PreparedText) -> Problem:
@@ -177,7 +177,7 @@ def _trainer(
 ) -> Trainer:
     """The trainer, at the step where an earlier run stopped."""
     config = recipe.finetune
-    assert config.epochs
+    assert config.passes
     assert config.batch_tokens
     assert config.learning_rate
 
@@ -189,7 +189,7 @@ def _trainer(
         return {name: each.summary() for name, each in answers.items()} | dev_figures(answers)
 
     settings = TrainConfig(
-        budget_tokens=round(config.epochs * stream.tokens),
+        budget_tokens=round(config.passes * stream.tokens),
         batch_tokens=config.batch_tokens,
         micro_batch_tokens=stream.micro_batch_tokens,
         learning_rate=config.learning_rate,

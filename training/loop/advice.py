@@ -32,7 +32,7 @@ MARGIN = 0.2
 closer, because those of the last examples differ from those of the corpus."""
 
 PRETRAINING_REMEDY = "raise the budget, lower pretrain.batch_tokens, or try another learning_rate"
-FINETUNING_REMEDY = "repeat with more time (--minutes of classify, finetune.minutes or epochs of a recipe)"
+FINETUNING_REMEDY = "repeat with more time (--minutes of classify, finetune.minutes or passes of a recipe)"
 
 
 @dataclass(slots=True)

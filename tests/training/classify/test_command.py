@@ -131,10 +131,10 @@ def test_recipe_works_from_any_folder_with_any_characters_in_paths(
 def test_recipe_has_the_overrides_and_no_more_than_it_needs(tmp_path: Path) -> None:
     rows = [row | {"film": f"film {i % 12}"} for i, row in enumerate(REVIEWS)]
     table = write_csv(tmp_path / "reviews.csv", rows)
-    arguments = ("--text", "body", "--label", "sentiment", "seed=7", "source.group=film", "finetune.epochs=\n3")
+    arguments = ("--text", "body", "--label", "sentiment", "seed=7", "source.group=film", "finetune.passes=\n3")
     values = written(planned(table, tmp_path / "out", *arguments))
     assert values["seed"] == 7
-    assert set(values["finetune"]) == {"pretrained", "test_fraction", "epochs", "labels", "train"}
+    assert set(values["finetune"]) == {"pretrained", "test_fraction", "passes", "labels", "train"}
     source = {"path": "reviews.csv", "text": ["body"], "label": "sentiment", "group": "film"}
     assert values["finetune"]["train"] == [source]
     assert (values["data"], values["finetune"]["test_fraction"]) == (str(tmp_path), 0.2)
@@ -146,7 +146,7 @@ def test_recipe_has_the_overrides_and_no_more_than_it_needs(tmp_path: Path) -> N
     [
         ("name=other", "classify chooses name itself"),
         ("source.text=body", r"classify chooses source\.text itself or has an option for it"),
-        ("finetune.epoch=3", r"finetune\.epoch: no such key; did you mean finetune\.epochs\?"),
+        ("finetune.passe=3", r"finetune\.passe: no such key; did you mean finetune\.passes\?"),
         ("source.grup=film", r"did you mean source\.group\?"),
         ("seed", "not of the form key=value"),
     ],
@@ -203,7 +203,7 @@ def test_classify_trains_evaluates_exports_and_repeats(
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "my reviews.csv", only(reviews(), "title", "body", "sentiment"))
     start = save_pretrained(max_position_embeddings=48)
-    network = [f"finetune.pretrained={start}", "finetune.max_length=48", "finetune.epochs=1"]
+    network = [f"finetune.pretrained={start}", "finetune.max_length=48", "finetune.passes=1"]
     command = ["classify", "my reviews.csv", "--text", "title,body", "--output", "my model", *network]
     assert main(command) == 0
     first = squeezed(capsys.readouterr().out)
@@ -241,7 +241,7 @@ def test_classify_in_other_processes_makes_the_same_bytes(tmp_path: Path) -> Non
         row["sentiment"] = "positive" if row["sentiment"] == "negative" else "negative"
     table = write_csv(tmp_path / "reviews.csv", rows)
     outputs = [tmp_path / "first" / "mine", tmp_path / "second" / "mine"]
-    settings = ("seed=3", "finetune.epochs=1", "finetune.dev_fraction=0.3")
+    settings = ("seed=3", "finetune.passes=1", "finetune.dev_fraction=0.3")
     processes = [
         start("classify", str(table), "--output", str(output), *settings, environment=memory_layout(number))
         for number, output in enumerate(outputs, 1)

@@ -42,7 +42,7 @@ def mapped_files(folder: Path) -> int:
 def test_window_maps_the_files_of_its_shards_only(text: PreparedText) -> None:
     assert len(text.shards) == SHARDS > WINDOW_SHARDS
     before = mapped_files(text.folder)
-    window = next(text.windows(seed=1, epoch=0))
+    window = next(text.windows(seed=1, pass_number=0))
     assert len(window.shards) == WINDOW_SHARDS
     assert mapped_files(text.folder) - before == WINDOW_SHARDS
     assert not window.tokens(0, 1).flags.writeable
@@ -75,12 +75,12 @@ def test_column_in_a_file_of_all_documents(text: PreparedText) -> None:
     (text.folder / "extra.npy").unlink()
 
 
-def names(text: PreparedText, seed: int, epoch: int) -> list[list[str]]:
-    return [[shard.name for shard in window.shards] for window in text.windows(seed, epoch)]
+def names(text: PreparedText, seed: int, pass_number: int) -> list[list[str]]:
+    return [[shard.name for shard in window.shards] for window in text.windows(seed, pass_number)]
 
 
-def test_windows_hold_every_shard_once_and_differ_by_epoch_and_seed(text: PreparedText) -> None:
-    windows = [names(text, seed, epoch) for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+def test_windows_hold_every_shard_once_and_differ_by_pass_and_seed(text: PreparedText) -> None:
+    windows = [names(text, seed, number) for seed, number in ((1, 0), (1, 1), (2, 0))]
     for found in windows:
         assert [len(part) for part in found] == [WINDOW_SHARDS, SHARDS - WINDOW_SHARDS]
         assert sorted(name for part in found for name in part) == [shard.name for shard in text.shards]

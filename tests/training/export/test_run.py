@@ -31,7 +31,7 @@ from training.runtime.checkpoint_dir import check_target, replacing, write_check
 from training.runtime.files import read_json, write_json
 from training.stages import Pipeline
 
-TRAINED = ("pretrain.tokens=2560", "finetune.seeds=[5, 6]", "finetune.epochs=0.5", "device=cpu")
+TRAINED = ("pretrain.tokens=2560", "finetune.seeds=[5, 6]", "finetune.passes=0.5", "device=cpu")
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_export_writes_nothing_if_one_directory_has_other_files(run: Recipe) -> 
 def test_card_has_the_recipe_that_was_trained_and_not_the_command_line_of_now(run: Recipe, trained: Recipe) -> None:
     for target in export(Pipeline(run)):
         card = (target / "README.md").read_text()
-        command = "all tiny.toml pretrain.tokens=2560 'finetune.seeds=[5, 6]' finetune.epochs=0.5\n"
+        command = "all tiny.toml pretrain.tokens=2560 'finetune.seeds=[5, 6]' finetune.passes=0.5\n"
         assert f"bert-train {command}" in card
         assert "Seconds, for tests." in card
         exported = read_resolved(target)
@@ -274,12 +274,12 @@ def test_card_has_the_steps_of_the_seed_that_was_kept(run: Recipe) -> None:
 
 def test_card_names_no_folder_of_this_machine(make_recipe: MakeRecipe, trained: Recipe, tmp_path: Path) -> None:
     source = trained.folder / "pretrained"
-    recipe = make_recipe(*(f"finetune.pretrained={source}", "finetune.epochs=0.2", f"export.folder={tmp_path / 'out'}"))
+    recipe = make_recipe(*(f"finetune.pretrained={source}", "finetune.passes=0.2", f"export.folder={tmp_path / 'out'}"))
     assert made(recipe, "finetune")
     (target,) = export(Pipeline(recipe))
     started = "runs/tiny/pretrained"
     card = (target / "README.md").read_text()
-    assert f"finetune.pretrained={started} finetune.epochs=0.2\n" in card
+    assert f"finetune.pretrained={started} finetune.passes=0.2\n" in card
     assert f"It starts from `{started}`" in card
     for text in (card, (target / "recipe.json").read_text()):
         assert str(trained.run) not in text
@@ -333,7 +333,7 @@ def test_card_command_runs(
         shutil.copytree(trained.folder / "pretrained", runs / "first" / "pretrained")
     monkeypatch.chdir(here)
     start = here / place / "first" / "pretrained"
-    arguments = [f"run={here / place}", f"finetune.pretrained={start}", "finetune.epochs=0.1"]
+    arguments = [f"run={here / place}", f"finetune.pretrained={start}", "finetune.passes=0.1"]
     recipe = load_recipe(str(here / "my recipes" / "own one.toml"), arguments)
     assert made(recipe, "finetune")
     (target,) = export(Pipeline(recipe))

@@ -21,7 +21,7 @@ from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import predict_classification
-from training.examples.labelled import Fold, LabelledStream, epoch_size, labelled_window, trained_on
+from training.examples.labelled import Fold, LabelledStream, labelled_window, pass_size, trained_on
 from training.export.run import export
 from training.finetune.task import classifier_from
 from training.loop.stage import follow
@@ -61,7 +61,7 @@ def labelled(recipe: Recipe) -> PreparedText:
 @pytest.fixture(scope="module")
 def teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of reviews that is nearly always right."""
-    recipe = make_recipe_in(tmp_path_factory.mktemp("teacher"), *LARGER, "finetune.epochs=12")
+    recipe = make_recipe_in(tmp_path_factory.mktemp("teacher"), *LARGER, "finetune.passes=12")
     torch.set_num_threads(1)
     assert made(save_new_network(recipe), "finetune")
     return recipe.folder / "sentiment"
@@ -80,7 +80,7 @@ def other_teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathF
 def recipe(make_recipe: MakeRecipe, teacher: Path) -> Recipe:
     """A recipe with a teacher and a source without labels."""
     unlabelled = 'distill.sources=[{name="more", path="test.jsonl"}]'
-    recipe = make_recipe(f"distill.teacher={teacher}", unlabelled, "finetune.epochs=0.2")
+    recipe = make_recipe(f"distill.teacher={teacher}", unlabelled, "finetune.passes=0.2")
     return save_new_network(changed(recipe, test=()))
 
 
@@ -169,7 +169,7 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
         f"distill.teacher={teacher}",
         "distill.weight=1",
         "finetune.dev_fraction=0",
-        "finetune.epochs=8",
+        "finetune.passes=8",
     )
     recipe = make_recipe(*LARGER, *overrides)
     unlabelled = SourceConfig(path=str(tmp_path / "unlabelled.jsonl"))
@@ -203,7 +203,7 @@ def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refus
         made(changed(distilled, labels={"0": "BAD", "1": "GOOD"}), "distill")
 
 
-FOLDS = ("distill.folds=2", "finetune.epochs=0.5")
+FOLDS = ("distill.folds=2", "finetune.passes=0.5")
 
 
 def test_distill_without_a_teacher_trains_one_per_fold_and_each_labels_what_it_has_not_read(
@@ -242,7 +242,7 @@ def test_teacher_reads_only_the_labelled_texts_of_the_other_folds(make_recipe: M
         assert len(read) == stream.documents == (trained & (groups % 2 != number) & (labels >= 0)).sum()
         assert (groups[read] % 2 != number).all()
         assert (labels[read] >= 0).all()
-    assert epoch_size(text, 48, with_unlabelled=True)[0] == trained.sum(), "a student reads all"
+    assert pass_size(text, 48, with_unlabelled=True)[0] == trained.sum(), "a student reads all"
 
 
 def test_distill_interrupted_among_the_teachers_says_so_and_continues(

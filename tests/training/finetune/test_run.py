@@ -98,7 +98,7 @@ def test_finetune_with_read_both_is_as_good_on_pairs_as_on_single_texts(
         *(
             "model.hidden_size=64",
             "finetune.learning_rate=2e-3",
-            "finetune.epochs=5",
+            "finetune.passes=5",
             "finetune.dev_fraction=0.1",
         )
     )
@@ -124,7 +124,7 @@ def test_finetune_labels_join_values_and_leave_some_out(
     (tmp_path / "stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     labels = {"1": "BAD", "2": "BAD", "3": "", "4": "GOOD", "5": "GOOD"}
     source = SourceConfig(path=str(tmp_path / "stars.jsonl"), label="stars")
-    recipe = make_recipe("finetune.epochs=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}")
+    recipe = make_recipe("finetune.passes=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}")
     recipe = changed(recipe, train=(source,), test=(), labels=labels)
     assert made(recipe, "finetune")
     assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["BAD", "GOOD"]
@@ -196,7 +196,7 @@ def test_finetune_keeps_the_best_of_several_seeds(finished: Recipe) -> None:
     assert (finished.folder / "finetune").resolve() == seed_folder(finished, best)
     resolved = read_resolved(folders[0].parent)
     assert resolved is not None
-    assert resolved.finetune.epochs, "what the recipe leaves out is chosen and kept"
+    assert resolved.finetune.passes, "what the recipe leaves out is chosen and kept"
     assert resolved.finetune.train == finished.finetune.train
 
 
@@ -236,7 +236,7 @@ def test_finetune_killed_ends_with_the_same_weights(
 
 
 def test_finetune_without_dev_keeps_the_last_weights(make_recipe: MakeRecipe) -> None:
-    recipe = save_new_network(make_recipe("finetune.dev_fraction=0", "finetune.epochs=0.5"))
+    recipe = save_new_network(make_recipe("finetune.dev_fraction=0", "finetune.passes=0.5"))
     assert made(recipe, "finetune")
     (result,) = Pipeline(recipe).results().values()
     assert result.dev_score is None
@@ -259,7 +259,7 @@ def test_finetune_on_two_processes_prepares_text_once_and_keeps_one_classifier(
     make_recipe: MakeRecipe, recipe_file: Path
 ) -> None:
     recipe = save_new_network(make_recipe())
-    changes = ("finetune.batch_tokens=512", "finetune.epochs=1")
+    changes = ("finetune.batch_tokens=512", "finetune.passes=1")
     status, out, errors = finish(start(*command(recipe, recipe_file, *changes), launcher=TORCHRUN))
     assert status == 0, errors
     assert out.count("train       100%") == 1, "rank 0 logs"
@@ -298,7 +298,7 @@ def test_classifier_continues_from_a_classifier_of_the_same_labels(make_recipe: 
     before = source.state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in further.state_dict().items())
     start = f"finetune.pretrained={finished.folder / 'sentiment'}"
-    recipe = make_recipe(start, "finetune.epochs=0.2")
+    recipe = make_recipe(start, "finetune.passes=0.2")
     assert made(recipe, "finetune")
 
 
@@ -313,7 +313,7 @@ def test_classifier_of_other_labels_gives_encoder_and_pooler(finished: Recipe) -
 
 def test_classifier_continues_with_its_labels_in_its_own_order(make_recipe: MakeRecipe, finished: Recipe) -> None:
     start = f"finetune.pretrained={finished.folder / 'sentiment'}"
-    recipe = make_recipe(start, "finetune.epochs=0.2", "finetune.labels={1='POSITIVE',0='NEGATIVE'}")
+    recipe = make_recipe(start, "finetune.passes=0.2", "finetune.labels={1='POSITIVE',0='NEGATIVE'}")
     assert made(recipe, "finetune")
     assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["NEGATIVE", "POSITIVE"]
     assert "| reviews | 20 |" in squeezed(evaluate(Pipeline(recipe)))
@@ -322,12 +322,12 @@ def test_classifier_continues_with_its_labels_in_its_own_order(make_recipe: Make
 def test_finetune_with_another_setting_or_network_is_another_result(
     make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = save_new_network(make_recipe("finetune.epochs=0.5", "finetune.seeds=[1]"))
+    recipe = save_new_network(make_recipe("finetune.passes=0.5", "finetune.seeds=[1]"))
     assert made(recipe, "finetune")
     assert "advice      only 4 steps hardly move a network: repeat with more time (--min" in capsys.readouterr().out
     before = weights(seed_folder(recipe) / "model")
     network = recipe.pretrain.model_copy(update={"learning_rate": 0.5})
-    for other in (changed(recipe, epochs=1), recipe.model_copy(update={"pretrain": network})):
+    for other in (changed(recipe, passes=1), recipe.model_copy(update={"pretrain": network})):
         assert made(save_new_network(other, seed=2), "finetune")
         assert not same(recipe.folder / "sentiment", seed_folder(recipe) / "model")
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(seed_folder(recipe) / "model").items())
@@ -335,22 +335,22 @@ def test_finetune_with_another_setting_or_network_is_another_result(
     assert (recipe.folder / "sentiment").resolve() == seed_folder(recipe) / "model"
 
 
-def test_finetune_reads_texts_as_often_as_epochs_say(finished: Recipe) -> None:
+def test_finetune_reads_texts_as_often_as_passes_say(finished: Recipe) -> None:
     resolved = read_resolved(seed_folder(finished))
     assert resolved is not None
     config, tokenizer = resolved.finetune, Tokenizer.load(finished.folder / "tokenizer")
     text = PreparedText.open(Pipeline(finished).labelled.folder)
     stream = LabelledStream(text, tokenizer, config.max_length, None, 1, resolved.micro_tokens(config))
-    passes = [len(window) for window in islice(stream.windows(), round(config.epochs or 0))]
+    passes = [len(window) for window in islice(stream.windows(), round(config.passes or 0))]
     steps = list(RunLog(seed_folder(finished) / "log.jsonl"))[-1]["step"]
-    assert len(passes) == config.epochs == 2
+    assert len(passes) == config.passes == 2
     assert steps == sum(passes) * stream.micro_batch_tokens / (config.batch_tokens or 0)
 
 
 def test_finetune_reads_texts_less_often_for_a_budget_in_minutes(
     make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = save_new_network(make_recipe("finetune.epochs=4", "finetune.minutes=1e-9"))
+    recipe = save_new_network(make_recipe("finetune.passes=4", "finetune.minutes=1e-9"))
     assert made(recipe, "finetune")
     printed = capsys.readouterr().out
     assert "budget      4 steps of 256 tokens, which read the text 0.5 times: about " in printed
@@ -361,7 +361,7 @@ def test_finetune_reads_texts_less_often_for_a_budget_in_minutes(
 def test_finetune_says_that_a_classifier_gives_one_answer(
     make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.learning_rate=1e-9"))
+    recipe = save_new_network(make_recipe("finetune.passes=0.1", "finetune.learning_rate=1e-9"))
     assert made(recipe, "finetune")
     printed = capsys.readouterr().out
     assert re.search(r"it answers (NEGATIVE|POSITIVE) to every dev text: repeat with more time", printed)
@@ -375,7 +375,7 @@ def test_finetune_does_not_call_a_classifier_constant_on_dev_texts_of_one_label(
     rows += [{"text": f"good {i}", "label": i % 2, "film": in_train} for i in range(8)]
     (tmp_path / "films.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = SourceConfig(path=str(tmp_path / "films.jsonl"), label="label", group="film")
-    recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.dev_fraction=1e-9"))
+    recipe = save_new_network(make_recipe("finetune.passes=0.1", "finetune.dev_fraction=1e-9"))
     assert made(changed(recipe, train=(source,), test=()), "finetune")
     assert (PreparedText.open(recipe.folder / "labelled").column("parts") == Part.DEV).sum() == 3
     assert "to every dev text" not in capsys.readouterr().out
@@ -388,7 +388,7 @@ def test_finetune_pretrained_that_is_no_checkpoint_names_the_key(make_recipe: Ma
 
 def test_finetune_pretrained_names_another_checkpoint(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:
     elsewhere = save_pretrained("elsewhere")
-    recipe = make_recipe(f"finetune.pretrained={elsewhere}", "finetune.epochs=0.2")
+    recipe = make_recipe(f"finetune.pretrained={elsewhere}", "finetune.passes=0.2")
     assert made(recipe, "finetune")
     vocab_size = load_checkpoint(elsewhere).config.vocab_size
     assert load_checkpoint(recipe.folder / "sentiment").config.vocab_size == vocab_size
