@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks import checkpoints, results
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, Encoding, PackedBatch, load_checkpoint
 from model.inference.quantization import quantize_encoder, weight_limit
-from training.evaluate.classification import expected_calibration_error, reliability
+from training.metrics.classification import expected_calibration_error, reliability
 
 Network = BertForSequenceClassification | BertForPreTraining
 

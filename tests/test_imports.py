@@ -71,8 +71,8 @@ def test_training_never_imports_app_or_client(file: Path) -> None:
 
 
 TRAINING_LAYERS = (
-    *("errors", "recipe", "problems", "runtime", "sources", "corpus", "examples", "evaluate", "loop"),
-    *("pretrain", "finetune", "stages", "report", "export", "classify", "cluster", "command", "__main__"),
+    *("errors", "recipe", "problems", "runtime", "sources", "corpus", "examples", "metrics", "loop"),
+    *("pretrain", "finetune", "stage", "pipeline", "evaluate", "export", "classify", "cluster", "command", "__main__"),
 )
 """From the bottom to the top: a package imports itself and those before it."""
 

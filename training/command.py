@@ -23,12 +23,12 @@ from model.tokenizer import Tokenizer
 from training.classify.arguments import add_arguments
 from training.classify.command import plan
 from training.errors import RunError
-from training.evaluate.classification import load_classifier
 from training.examples.inspect import inspect
 from training.export.run import check_targets, export
 from training.finetune.distill import load_teachers
 from training.finetune.run import check_start
-from training.loop.stage import LINKS, follow
+from training.metrics.classification import load_classifier
+from training.pipeline import Pipeline
 from training.pretrain.run import load_pretrained
 from training.recipe import load_recipe
 from training.runtime.console import guard_console
@@ -36,7 +36,7 @@ from training.runtime.device import configure_process
 from training.runtime.distributed import DistContext, distributed, launched
 from training.runtime.lock import run_lock
 from training.runtime.signals import stop_signals
-from training.stages import Pipeline
+from training.stage import LINKS, follow
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def _inspect(pipeline: Pipeline, examples: int) -> None:
 
 
 def _evaluate(pipeline: Pipeline, weights: Path | None = None) -> None:
-    from training.report.run import evaluate  # a machine with a GPU may lack scikit-learn and matplotlib
+    from training.evaluate.run import evaluate  # a machine with a GPU may lack scikit-learn and matplotlib
 
     print(evaluate(pipeline, weights))
 

@@ -16,8 +16,8 @@ import torch
 
 from model import BertForPreTraining, BertForSequenceClassification, load_checkpoint
 from tests.training.texts import review, story
+from training.pipeline import Pipeline
 from training.recipe import load_recipe
-from training.stages import Pipeline
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "experiments" / "lent_gpu.sh"

@@ -16,8 +16,8 @@ from tests.cluster.conftest import processes
 from tests.training.commands import ROOT
 from tests.training.conftest import MakeRecipe, data, make_recipe_in, prepared, recipe_file  # noqa: F401 (fixtures)
 from tests.training.loop.test_distributed import EVERY_STEP, SETTINGS, alone, arguments, assert_same_curve  # noqa: F401
+from training.pipeline import Pipeline
 from training.recipe import Recipe
-from training.stages import Pipeline
 
 pytest.importorskip("ray", reason="needs the extra `cluster`: run make test-cluster")
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]

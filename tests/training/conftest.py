@@ -16,9 +16,9 @@ import torch
 
 from tests.training.stages import made
 from tests.training.texts import review, story
+from training.pipeline import Pipeline
 from training.recipe import Recipe, load_recipe
 from training.runtime.distributed import DistContext
-from training.stages import Pipeline
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from model.checkpoint import Model, save_checkpoint
 from model.tokenizer import Tokenizer
 from training.command import COMMANDS
-from training.loop.stage import Stage, link
+from training.pipeline import Pipeline
 from training.pretrain.run import new_model
 from training.recipe import Recipe
 from training.runtime.files import DONE, write_json
-from training.stages import Pipeline
+from training.stage import Stage, link
 
 
 def made(recipe: Recipe, *commands: str) -> bool:
@@ -22,7 +22,7 @@ def put_network(stage: Stage, model: Model, tokenizer: Tokenizer, **record: obje
     save_checkpoint(stage.folder / "model", model, tokenizer)
     write_json(stage.folder / DONE, {"settings": stage.settings, "needs": [], "files": {}, **record})
     for name, inside in stage.links.items():
-        link(stage.run / name, stage.folder / inside)
+        link(stage.run_folder / name, stage.folder / inside)
 
 
 def save_new_network(recipe: Recipe, seed: int = 1) -> Recipe:

@@ -18,12 +18,12 @@ from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.loop.log import RunLog
 from training.loop.trainer import TrainConfig, Trainer
+from training.pipeline import Pipeline
 from training.pretrain.run import new_model
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe
 from training.runtime.device import maybe_compile
 from training.runtime.distributed import DistContext
-from training.stages import Pipeline
 
 pytestmark = [
     pytest.mark.cuda,

@@ -27,7 +27,7 @@ from tests.training import fields
 from tests.training.commands import ENVIRONMENT, PATIENCE, ROOT
 from tests.training.texts import review, sentence, story
 from training.command import main
-from training.loop.stage import RUNNING
+from training.stage import RUNNING
 
 PAGE = DOCS / "training.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -27,8 +27,8 @@ from tests.training.conftest import MakeRecipe
 from tests.training.texts import squeezed
 from training import command as command_line
 from training.command import main
+from training.pipeline import Pipeline
 from training.recipe import load_recipe
-from training.stages import Pipeline
 
 ROOT = Path(__file__).parents[2]
 SENTENCES = ("The old sailor found a green boat.", "It was brilliant.")

@@ -12,7 +12,7 @@ import numpy as np
 import model
 from model.checkpoint import load_checkpoint
 from training.corpus.inputs import reading_of
-from training.evaluate.classification import classify
+from training.metrics.classification import classify
 from training.recipe import Recipe
 from training.runtime.device import choose_device
 from training.sources.documents import Document

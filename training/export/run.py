@@ -10,10 +10,10 @@ from pathlib import Path
 from training.corpus.fingerprint import checkpoint_hash
 from training.errors import RunError
 from training.export.model_card import write_card
-from training.loop.stage import follow
+from training.pipeline import Pipeline
 from training.recipe import Recipe
 from training.runtime.checkpoint_dir import check_target, replacing
-from training.stages import Pipeline
+from training.stage import follow
 
 NAMES = ("pretrained", "sentiment")
 

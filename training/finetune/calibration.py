@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from model.heads import BertForSequenceClassification
-from training.evaluate.classification import Answers
+from training.metrics.classification import Answers
 
 MIN_RIGHT_AND_WRONG = 5
 """Minimum number of right, and of wrong, answers on dev: with none wrong, the lowest temperature always wins."""

@@ -19,9 +19,9 @@ from model.tokenizer import Tokenizer
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.classification import check_reading, load_classifier, predict_classification
 from training.examples.batches import Floats
 from training.examples.labelled import Fold, is_unlabelled, labelled_window, trained_on
+from training.metrics.classification import check_reading, load_classifier, predict_classification
 from training.recipe import FinetuneConfig, Recipe
 from training.runtime.device import choose_device
 

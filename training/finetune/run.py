@@ -13,8 +13,6 @@ from training.corpus.inputs import reading_of
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.classification import check_reading, predict_classification
-from training.evaluate.texts import evaluated_texts
 from training.examples.labelled import Fold, LabelledStream, LabelledTexts, pass_size
 from training.finetune.calibration import calibrate
 from training.finetune.plan import PLANNED, planned, with_whole_micro_batches
@@ -23,6 +21,8 @@ from training.finetune.task import ClassificationLoss, classifier_from, keeps_la
 from training.loop.advice import FINETUNING_REMEDY, Advisor
 from training.loop.checkpoint import TrainState
 from training.loop.trainer import TrainConfig, Trainer
+from training.metrics.classification import check_reading, predict_classification
+from training.metrics.texts import evaluated_texts
 from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.recipe import Recipe, read_resolved, write_resolved

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from training.evaluate.classification import Answers
-from training.evaluate.domains import large_parts, mean_of
+from training.metrics.classification import Answers
+from training.metrics.domains import large_parts, mean_of
 
 
 @dataclass(frozen=True, slots=True)

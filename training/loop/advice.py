@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.evaluate.classification import Answers
+from training.metrics.classification import Answers
 
 LEFT_PLATEAU = "left_plateau"
 ADVICE = "advice"

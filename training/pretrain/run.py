@@ -17,12 +17,12 @@ from training.corpus.inputs import HELDOUT
 from training.corpus.parts import TRAIN
 from training.corpus.reader import PreparedText
 from training.errors import CorpusError, RunError
-from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.loop.advice import Advisor
 from training.loop.checkpoint import TrainState
 from training.loop.trainer import TrainConfig, Trainer
+from training.metrics.pretraining import evaluate_pretraining
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe, write_resolved

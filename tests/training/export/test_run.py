@@ -23,13 +23,13 @@ from training.command import main
 from training.errors import RunError
 from training.export.model_card import _portable_recipe
 from training.export.run import export
-from training.loop.stage import DONE
+from training.pipeline import Pipeline
 from training.pretrain.run import new_model
 from training.recipe import Recipe, load_recipe, read_resolved
 from training.runtime import checkpoint_dir
 from training.runtime.checkpoint_dir import check_target, replacing, write_checkpoint_dir
 from training.runtime.files import read_json, write_json
-from training.stages import Pipeline
+from training.stage import DONE
 
 TRAINED = ("pretrain.tokens=2560", "finetune.seeds=[5, 6]", "finetune.passes=0.5", "device=cpu")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from model import BertForSequenceClassification, Tokenizer, load_checkpoint
-from training.evaluate.classification import Answers, expected_calibration_error, predict_classification
 from training.examples.labelled import LabelledTexts, encode_texts
 from training.finetune import calibration
 from training.finetune.calibration import calibrate
+from training.metrics.classification import Answers, expected_calibration_error, predict_classification
 from training.problems.choose import problem_of
 from training.sources.documents import Document
 

@@ -20,16 +20,16 @@ from training.command import STOPPED, main
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.classification import predict_classification
 from training.examples.labelled import Fold, LabelledStream, labelled_window, pass_size, trained_on
 from training.export.run import export
 from training.finetune.task import classifier_from
-from training.loop.stage import follow
 from training.loop.trainer import Trainer
+from training.metrics.classification import predict_classification
+from training.pipeline import Pipeline
 from training.pretrain.run import new_model
 from training.recipe import Recipe, SourceConfig
 from training.runtime.files import DONE
-from training.stages import Pipeline
+from training.stage import follow
 
 LARGER = ("model.hidden_size=64", "finetune.learning_rate=2e-3")
 

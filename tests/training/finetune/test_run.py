@@ -27,15 +27,15 @@ from training.command import main
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
+from training.evaluate.run import evaluate
 from training.examples.labelled import LabelledStream
 from training.finetune.run import EVALUATIONS, _kept_plan, check_start
 from training.finetune.task import classifier_from
 from training.loop.log import RunLog
+from training.pipeline import Pipeline
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, read_resolved, write_resolved
-from training.report.run import evaluate
 from training.runtime.distributed import DistContext
 from training.sources.split import text_hash
-from training.stages import Pipeline
 
 TORCHRUN = (
     "-m",
@@ -159,7 +159,7 @@ def test_finetune_learns_from_the_bag_of_words_without_texts_and_scikit_learn(
     assert made(recipe, "prepare")
     for file in recipe.folder.glob("stages/labelled-*/*/texts.jsonl.gz"):
         file.unlink()
-    monkeypatch.setitem(sys.modules, "training.evaluate.bag", None)
+    monkeypatch.setitem(sys.modules, "training.finetune.bag", None)
     assert made(recipe, "finetune")
     untaught = changed(recipe, bag_weight=0.0)
     assert made(untaught, "finetune")
@@ -213,7 +213,7 @@ def test_finetune_of_seeds_that_are_trained_only_chooses_among_them(
     shutil.rmtree(recipe.folder)
     shutil.copytree(finished.folder, recipe.folder, symlinks=True)
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("training.stages.finetune", None)
+    monkeypatch.setattr("training.pipeline.finetune", None)
     for seeds in ((1, 2), (2,), (1,)):
         assert made(changed(recipe, seeds=seeds), "finetune")
         assert caplog.messages[-1] == f"{seed_folder(changed(recipe, seeds=seeds), seeds[-1])}: already there"

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from training.evaluate.classification import Answers
 from training.finetune.selection import SeedResult, best_seed, dev_figures
+from training.metrics.classification import Answers
 from training.problems.choose import problem_of
 
 EYE, PROBLEM = torch.eye(2), problem_of(None, ["a", "b"])

@@ -18,8 +18,8 @@ from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
 from tests.training.stages import made, save_new_network
 from training.loop.log import RunLog
+from training.pipeline import Pipeline
 from training.recipe import Recipe
-from training.stages import Pipeline
 
 SETTINGS = (
     *("pretrain.batch_tokens=2048", "pretrain.tokens=49152", "pretrain.dropout=0.1"),

@@ -27,12 +27,12 @@ from training.examples.masking import Vocabulary
 from training.examples.pairs import IGNORE_INDEX
 from training.examples.pretraining import PretrainingStream
 from training.loop.log import RunLog
+from training.pipeline import Pipeline
 from training.pretrain.run import load_pretrained, new_model, open_heldout
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe, read_resolved
 from training.runtime.distributed import DistContext
 from training.runtime.files import DONE, write_json
-from training.stages import Pipeline
 
 SETTINGS = ("pretrain.tokens=7680", "pretrain.dropout=0.1", "pretrain.examples.final_mask_fraction=0.1")
 EVERY_STEP = "checkpoint_minutes=1e-9"

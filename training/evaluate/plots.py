@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from training.evaluate.classification import Bin
+from training.metrics.classification import Bin
 
 
 def plot_losses(log: Iterable[Mapping[str, Any]], file: Path, unigram_entropy: float | None = None) -> bool:

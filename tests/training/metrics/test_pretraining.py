@@ -12,8 +12,10 @@ import torch
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.texts import MemoryText, random_text
 from training.errors import RunError
-from training.evaluate import pretraining as evaluation
-from training.evaluate.pretraining import (
+from training.examples.masking import Examples
+from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind
+from training.metrics import pretraining as evaluation
+from training.metrics.pretraining import (
     PretrainingAnswers,
     PretrainingReport,
     evaluate_pretraining,
@@ -21,8 +23,6 @@ from training.evaluate.pretraining import (
     predict_pretraining,
     pretraining_report,
 )
-from training.examples.masking import Examples
-from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind
 from training.recipe import ExamplesConfig
 from training.runtime.device import evaluating
 

@@ -19,12 +19,12 @@ from training.corpus.fingerprint import checkpoint_hash
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
+from training.evaluate import run as report_module
+from training.evaluate.run import evaluate
 from training.finetune.task import classifier_from
+from training.pipeline import Pipeline
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
-from training.report import run as report_module
-from training.report.run import evaluate
-from training.stages import Pipeline
 
 
 def changed(recipe: Recipe, **changes: object) -> Recipe:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.training.commands import occupied
 from training.errors import RunError
-from training.loop.stage import RUNNING, Made, Stage, follow
 from training.runtime.distributed import DistContext
 from training.runtime.files import DONE
+from training.stage import RUNNING, Made, Stage, follow
 
 ALONE = DistContext()
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from model import BertForSequenceClassification, PackedBatch, Tokenizer, load_checkpoint
-from training.evaluate.classification import (
+from training.examples.labelled import encode_texts
+from training.metrics.classification import (
     Answers,
     calibration_error_by_chance,
     expected_calibration_error,
     predict_classification,
     reliability,
 )
-from training.examples.labelled import encode_texts
 from training.problems.choose import problem_of
 from training.sources.documents import Document
 

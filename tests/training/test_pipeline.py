@@ -18,10 +18,10 @@ from tests.training.texts import squeezed, story
 from training.command import main
 from training.errors import MissingTextError, RunError
 from training.finetune.selection import SeedResult
-from training.loop.stage import LINKS
+from training.pipeline import Pipeline
 from training.recipe import Recipe, load_recipe
 from training.runtime.files import DONE
-from training.stages import Pipeline
+from training.stage import LINKS
 
 STAGES = {"tokenizer", "corpus", "labelled", "pretrain", "finetune", "bag"}
 

@@ -48,11 +48,11 @@ from training.finetune.distill import load_teachers, write_soft_labels
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, best_seed
 from training.finetune.task import keeps_last_layer
-from training.loop.stage import LINKS, Made, Stage, follow, link
 from training.pretrain.run import pretrain
 from training.problems.choose import problem_of
 from training.recipe import SINGLE_LABEL, Recipe, SourceConfig, source_name
 from training.runtime.distributed import DistContext
+from training.stage import LINKS, Made, Stage, follow, link
 
 _IN_TEXTS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction"}
 """Keys of `[finetune]` that the stage `labelled` depends on."""
@@ -149,7 +149,7 @@ class Pipeline:
         """Scores of a bag of words for other labelled text."""
 
         def make(folder: Path) -> None:
-            from training.evaluate.bag import write_bag  # a machine with a GPU may lack scikit-learn
+            from training.finetune.bag import write_bag  # a machine with a GPU may lack scikit-learn
 
             store = PreparedText.open(labelled.folder)
             write_bag(problem_of(self.recipe.finetune.problem_type, store.labels), store, folder)

@@ -16,8 +16,8 @@ from model.heads import BertForSequenceClassification
 from model.packing import PackedBatch
 from training.corpus.encode import label_column, target_rows
 from training.errors import RunError
-from training.evaluate.domains import rows_by_domain
 from training.examples.labelled import LabelledTexts, encode_texts
+from training.metrics.domains import rows_by_domain
 from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Estimate

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.evaluate.classification import Bin, calibration_error_by_chance, expected_calibration_error, reliability
-from training.evaluate.domains import large_parts, mean_of, rows_by_domain
-from training.evaluate.texts import EvaluatedTexts
+from training.metrics.classification import Bin, calibration_error_by_chance, expected_calibration_error, reliability
+from training.metrics.domains import large_parts, mean_of, rows_by_domain
+from training.metrics.texts import EvaluatedTexts
 from training.problems.base import Problem
 from training.problems.estimates import Estimate, Figure
 

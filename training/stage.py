@@ -41,7 +41,7 @@ class Stage:
     name: str
     command: str
     """The command that runs it."""
-    run: Path
+    run_folder: Path
     """Folder of the run."""
     settings: Mapping[str, Any]
     """Settings that the result depends on, in addition to the needed stages."""
@@ -63,7 +63,7 @@ class Stage:
     @property
     def folder(self) -> Path:
         """Folder of the result."""
-        return self.run / "stages" / f"{self.name}-{_hash([self.key, self.shown]) if self.shown else self.key}"
+        return self.run_folder / "stages" / f"{self.name}-{_hash([self.key, self.shown]) if self.shown else self.key}"
 
     @property
     def record(self) -> dict[str, Any] | None:
@@ -80,7 +80,7 @@ class Stage:
         for need in self.needs if self.record is None else ():
             need.check()
         if not self.in_ranks:
-            with ranks_in_turn(self.run), run_lock(self.folder):
+            with ranks_in_turn(self.run_folder), run_lock(self.folder):
                 return self._ensure(DistContext())
         with run_lock(self.folder / f"rank-{dist.rank}"):
             return self._ensure(dist)
@@ -92,7 +92,7 @@ class Stage:
             dist.check_equal(self.key)
             if dist.is_main:
                 self._remove_damaged()
-                link(self.run / RUNNING, self.folder)
+                link(self.run_folder / RUNNING, self.folder)
             made = self.make(self.folder, dist)
             if made is None:
                 return False
@@ -101,12 +101,12 @@ class Stage:
                 record = {"settings": {**self.settings, **self.shown}, "needs": needs, "files": _sizes(self.folder)}
                 write_json(self.folder / DONE, {**made, **record})
         if self.record is not None:
-            if follow(self.run / RUNNING) == self.folder:
-                (self.run / RUNNING).unlink(missing_ok=True)
+            if follow(self.run_folder / RUNNING) == self.folder:
+                (self.run_folder / RUNNING).unlink(missing_ok=True)
             for state in states(self.folder):  # not before the result is complete
                 state.unlink(missing_ok=True)  # another rank may be as far
             for name, inside in self.links.items():
-                link(self.run / name, self.folder / inside)
+                link(self.run_folder / name, self.folder / inside)
         return True
 
     def _remove_damaged(self) -> None:
@@ -123,9 +123,9 @@ class Stage:
         """Raise RunError if the result does not exist."""
         if self.record is not None:
             return
-        others = filter(None, map(self._difference, sorted(self.run.glob(f"stages/{self.name}-*/{DONE}"))))
+        others = filter(None, map(self._difference, sorted(self.run_folder.glob(f"stages/{self.name}-*/{DONE}"))))
         there = "".join(f"; {other}" for other in list(others)[:3])
-        raise RunError(f"{self.run} has no {self.name} of these settings{there}; run {self.command} first")
+        raise RunError(f"{self.run_folder} has no {self.name} of these settings{there}; run {self.command} first")
 
     def _difference(self, done: Path) -> str:
         """The settings in which another result of this stage differs, in a few words."""

@@ -13,13 +13,13 @@ from tests.training.conftest import MakeRecipe
 from tests.training.texts import review, sentence
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
-from training.evaluate import bag as bag_module
-from training.evaluate.bag import bag_scores
+from training.finetune.bag import bag_scores
+from training.metrics import bag as bag_module
+from training.pipeline import Pipeline
 from training.problems.base import Floats, Problem
 from training.problems.choose import problem_of
 from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from training.runtime.distributed import DistContext
-from training.stages import Pipeline
 
 TWO = problem_of(SINGLE_LABEL, ["NEGATIVE", "POSITIVE"])
 

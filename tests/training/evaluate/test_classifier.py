@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.corpus.encode import label_column, target_rows
-from training.evaluate import domains
-from training.evaluate.texts import EvaluatedTexts
+from training.evaluate import classifier
+from training.evaluate.classifier import BAG, OURS
+from training.metrics import domains
+from training.metrics.texts import EvaluatedTexts
 from training.problems.base import Problem
 from training.problems.multi_label import MultiLabel
 from training.problems.regression import Regression
 from training.problems.single_label import SingleLabel
-from training.report import classifier
-from training.report.classifier import BAG, OURS
 from training.sources.documents import Document
 from training.sources.labels import Target
 

@@ -17,24 +17,24 @@ from model.heads import BertForSequenceClassification
 from training.corpus.fingerprint import checkpoint_hash
 from training.corpus.reader import PreparedText
 from training.errors import MissingTextError, RunError
-from training.evaluate.classification import check_reading, load_classifier, predict_classification
-from training.evaluate.pretraining import evaluate_pretraining
-from training.evaluate.texts import DEV, PAIR, EvaluatedTexts, reported_texts
+from training.evaluate.classifier import BAG, OURS, report_on
+from training.evaluate.plots import plot_answers, plot_losses
+from training.evaluate.tables import Report, tables, title_of, wrong_answers
 from training.finetune.selection import SeedResult, best_seed
 from training.loop.log import RunLog
-from training.loop.stage import follow
+from training.metrics.classification import check_reading, load_classifier, predict_classification
+from training.metrics.pretraining import evaluate_pretraining
+from training.metrics.texts import DEV, PAIR, EvaluatedTexts, reported_texts
+from training.pipeline import Pipeline
 from training.pretrain.run import load_pretrained, open_heldout
 from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Figure
 from training.recipe import SINGLE_LABEL, Recipe, source_name
-from training.report.classifier import BAG, OURS, report_on
-from training.report.plots import plot_answers, plot_losses
-from training.report.tables import Report, tables, title_of, wrong_answers
 from training.runtime.device import choose_device
 from training.runtime.distributed import DistContext
 from training.runtime.files import write_json
-from training.stages import Pipeline
+from training.stage import follow
 
 EXAMPLES = 2000
 """Held-out examples per source."""

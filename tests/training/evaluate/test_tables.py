@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.training.report.test_classifier import part
+from tests.training.evaluate.test_classifier import part
 from tests.training.texts import squeezed
-from training.evaluate.pretraining import PretrainingReport
+from training.evaluate.classifier import BAG, OURS, ClassifierReport, Comparison, Domains, WrongAnswer, report_on
+from training.evaluate.tables import Report, tables, wrong_answers
+from training.metrics.pretraining import PretrainingReport
 from training.problems.estimates import Figure
 from training.problems.single_label import SingleLabel
-from training.report.classifier import BAG, OURS, ClassifierReport, Comparison, Domains, WrongAnswer, report_on
-from training.report.tables import Report, tables, wrong_answers
 
 PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
 

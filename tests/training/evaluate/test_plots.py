@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from training.evaluate.classification import reliability
-from training.report.plots import plot_answers, plot_losses
+from training.evaluate.plots import plot_answers, plot_losses
+from training.metrics.classification import reliability
 
 PNG = b"\x89PNG"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
-from training.evaluate.domains import MIN_OF_EACH_LABEL
-from training.evaluate.pretraining import PretrainingReport
-from training.evaluate.texts import PAIR
+from training.evaluate.classifier import OURS, ClassifierReport, Comparison, LabelRow
+from training.metrics.domains import MIN_OF_EACH_LABEL
+from training.metrics.pretraining import PretrainingReport
+from training.metrics.texts import PAIR
 from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Figure
-from training.report.classifier import OURS, ClassifierReport, Comparison, LabelRow
 
 WEAKEST_LABELS = 20
 """Maximum rows of a test set in the table of labels."""
