@@ -88,7 +88,7 @@ stage_test() {
 }
 
 stage_train() { # the texts are not on the machine
-    DATA=$WORK/nowhere CHANGES="${CHANGES[*]}" limited "$SELF" commands pretrain distill finetune export
+    DATA=$WORK/nowhere CHANGES="${CHANGES[*]}" limited "$SELF" commands pretrain soft-labels finetune export
 }
 
 stage_deliver() { # NUMBER: that many times PARTS files

@@ -25,8 +25,8 @@ from training.classify.command import plan
 from training.errors import RunError
 from training.examples.inspect import inspect
 from training.export.run import check_targets, export
-from training.finetune.distill import load_teachers
 from training.finetune.run import check_start
+from training.finetune.soft_labels import load_teachers
 from training.metrics.classification import load_classifier
 from training.pipeline import Pipeline
 from training.pretrain.run import load_pretrained
@@ -75,7 +75,7 @@ def _all(pipeline: Pipeline) -> bool:
     pipeline.all()  # checks that all inputs of the recipe exist
     if recipe.pretrain.start and pipeline.pretrains:
         load_pretrained(recipe.pretrain.start)
-    teacher = recipe.distill.teacher if recipe.distill else None
+    teacher = recipe.soft_labels.teacher if recipe.soft_labels else None
     if teacher:
         load_classifier(teacher, recipe.finetune)
     if pipeline.start:
@@ -126,7 +126,7 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
     "tokenizer": (_make("tokenizer"), "learn the vocabulary from the recipe's text"),
     "prepare": (_make("prepare"), "write the token ids of the text to pretrain on and of the labelled texts"),
     "pretrain": (_make("pretrain"), "train the network on masked words and next sentences"),
-    "distill": (_make("distill"), "let other classifiers label the texts; needs [distill]"),
+    "soft-labels": (_make("soft-labels"), "let other classifiers label the texts; needs [soft_labels]"),
     "finetune": (_make("finetune"), "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets beside baselines"),
     "export": (export, "write the checkpoint directories that are served"),

@@ -44,9 +44,9 @@ from training.corpus.reader import FORMAT, PreparedText
 from training.corpus.tokenizer import make_tokenizer
 from training.errors import MissingTextError, RunError
 from training.examples.labelled import Fold
-from training.finetune.distill import load_teachers, write_soft_labels
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, best_seed
+from training.finetune.soft_labels import load_teachers, write_soft_labels
 from training.finetune.task import keeps_last_layer
 from training.pretrain.run import pretrain
 from training.problems.choose import problem_of
@@ -127,7 +127,7 @@ class Pipeline:
         Args:
             tokenizer: None for that of the run.
         """
-        config, unlabelled = recipe.finetune, recipe.distill.sources if recipe.distill else ()
+        config, unlabelled = recipe.finetune, recipe.soft_labels.sources if recipe.soft_labels else ()
         sources = (*config.train, *config.test, *unlabelled)
         settings = text_settings(recipe) | {"files": self._files(sources), "format": FORMAT}
         if tokenizer is not None:
@@ -160,7 +160,7 @@ class Pipeline:
     def _bag_teacher(self) -> list[Stage]:
         """The bag of words if it may be a teacher of the classifier; see `finetune.bag_weight`."""
         config = self.recipe.finetune
-        is_used = config.problem_type == SINGLE_LABEL and not self.recipe.distill and config.bag_weight != 0
+        is_used = config.problem_type == SINGLE_LABEL and not self.recipe.soft_labels and config.bag_weight != 0
         return [self.bag] if is_used else []
 
     # --- networks --------------------------------------------------------------------------------------------------
@@ -205,19 +205,19 @@ class Pipeline:
     @cached_property
     def teachers(self) -> list[Stage]:
         """A classifier for each part of the labelled texts, trained without that part."""
-        distill = self.recipe.distill
-        if distill is None or distill.teacher:
+        config = self.recipe.soft_labels
+        if config is None or config.teacher:
             return []
-        seed, count = self.recipe.seed, distill.folds
-        return [self._classifier("teacher", "distill", seed + i, Fold(i, count)) for i in range(count)]
+        seed, count = self.recipe.seed, config.folds
+        return [self._classifier("teacher", "soft-labels", seed + i, Fold(i, count)) for i in range(count)]
 
     @cached_property
     def soft_labels(self) -> Stage | None:
         """The teachers' probabilities for the labelled texts."""
-        if (distill := self.recipe.distill) is None:
+        if (config := self.recipe.soft_labels) is None:
             return None
-        teacher = distill.teacher
-        settings = {"teacher": checkpoint_hash(teacher)} if teacher else {"folds": distill.folds}
+        teacher = config.teacher
+        settings = {"teacher": checkpoint_hash(teacher)} if teacher else {"folds": config.folds}
         folders = [teacher] if teacher else [stage.folder / "model" for stage in self.teachers]
 
         def make(folder: Path) -> None:
@@ -225,7 +225,9 @@ class Pipeline:
             write_soft_labels(self.ordered, teachers, self.labelled.folder, folder)
 
         needs = (self.labelled, *self.teachers)
-        return self._stage("soft_labels", "distill", settings, _always(make), needs=needs, links={"soft_labels": ""})
+        return self._stage(
+            "soft_labels", "soft-labels", settings, _always(make), needs=needs, links={"soft_labels": ""}
+        )
 
     @cached_property
     def seeds(self) -> dict[int, Stage]:
@@ -252,14 +254,14 @@ class Pipeline:
         """
         recipe = self.ordered
         if recipe.finetune.minutes:
-            teachers = recipe.distill.folds if recipe.distill and not recipe.distill.teacher else 0
+            teachers = recipe.soft_labels.folds if recipe.soft_labels and not recipe.soft_labels.teacher else 0
             minutes = recipe.finetune.minutes / (teachers + len(self._seeds))
             recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
         pretrained = recipe.finetune.pretrained
         settings = {
             "finetune": recipe.finetune.model_dump(mode="json", exclude={"seeds", "pretrained", *_IN_TEXTS}),
             "start": checkpoint_hash(pretrained) if pretrained else None,
-            "soft_label_weight": recipe.distill.weight if recipe.distill and soft_labels else None,
+            "soft_label_weight": recipe.soft_labels.weight if recipe.soft_labels and soft_labels else None,
             "left_out": [left_out.number, left_out.count] if left_out else None,
             "half_residual": recipe.half_residual,
             "seed": seed,
@@ -329,11 +331,11 @@ class Pipeline:
             return [*labelled, *([self.corpus] if self.pretrains else [])]
         if command == "pretrain":
             return [self.pretrain]
-        if command == "distill":
+        if command == "soft-labels":
             if self.soft_labels is None:
                 raise RunError(
-                    "the recipe has no [distill]: name a classifier, distill.teacher=runs/big/sentiment, "
-                    "or learn from this run's own teachers, distill.weight=0.5"
+                    "the recipe has no [soft_labels]: name a classifier, soft_labels.teacher=runs/big/sentiment, "
+                    "or learn from this run's own teachers, soft_labels.weight=0.5"
                 )
             return [self.labelled, *self.teachers, self.soft_labels]
         if command == "evaluate":
@@ -346,7 +348,7 @@ class Pipeline:
         """The commands of `all`, in order."""
         return [
             *(("tokenizer", "prepare", "pretrain") if self.pretrains else ("prepare",)),
-            *(("distill",) if self.recipe.distill and self.has_labels else ()),
+            *(("soft-labels",) if self.recipe.soft_labels and self.has_labels else ()),
             *(("finetune",) if self.has_labels else ()),
             *("evaluate", "export"),
         ]
@@ -409,7 +411,7 @@ class Pipeline:
 
 def _networks(recipe: Recipe) -> Iterator[tuple[str, str, Path]]:
     """Table, key and path of the networks that a recipe names."""
-    keys = ("pretrain", "start"), ("finetune", "pretrained"), ("distill", "teacher")
+    keys = ("pretrain", "start"), ("finetune", "pretrained"), ("soft_labels", "teacher")
     for table, key in keys:
         if (path := getattr(getattr(recipe, table), key, None)) is not None:
             yield table, key, path

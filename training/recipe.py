@@ -263,13 +263,13 @@ class PretrainConfig(_Strict):
         return self
 
 
-class DistillConfig(_Strict):
-    """Soft labels from other classifiers (Hinton et al. 2015): `distill` writes their probabilities, and
+class SoftLabelsConfig(_Strict):
+    """Soft labels from other classifiers (Hinton et al. 2015): `soft-labels` writes their probabilities, and
     fine-tuning learns from them."""
 
     teacher: Path | None = None
     """Checkpoint directory of a classifier with the labels of `finetune.labels` and the network's vocabulary. If
-    absent, `distill` trains one for each of `folds`."""
+    absent, `soft-labels` trains one for each of `folds`."""
     folds: Annotated[Whole, Field(ge=2)] = 3
     """Parts of the texts. Each is labelled by a teacher that has read only the others; texts without a label get the
     mean of all."""
@@ -306,7 +306,7 @@ class FinetuneConfig(_Strict):
     passes: Annotated[float, Field(gt=0)] | None = None
     """Passes over the texts. If absent, chosen by their tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes for all seeds and the teachers of `[distill]`, in equal parts. There are
+    """Budget in minutes for all seeds and the teachers of `[soft_labels]`, in equal parts. There are
     fewer passes if not all fit."""
     max_length: Annotated[Whole, Field(ge=8)] = 256
     """Tokens of a text or pair in training: the beginning and the end are kept. Dev and test texts have up to the
@@ -320,7 +320,7 @@ class FinetuneConfig(_Strict):
     `pretrained` is a classifier."""
     bag_weight: Share | None = None
     """Weight of a bag of words' probabilities beside the true label. If absent, 0.5 for up to 20,000 texts with one
-    label each; 0 for more, or if `pretrained` is a classifier of the same labels. Not used with `[distill]`."""
+    label each; 0 for more, or if `pretrained` is a classifier of the same labels. Not used with `[soft_labels]`."""
     augment_fraction: Share = 0.1
     """Share of texts changed to look like what users write: typographic marks, contractions, capitals."""
 
@@ -413,7 +413,7 @@ class Recipe(_Strict):
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
     pretrain: PretrainConfig = PretrainConfig()
-    distill: DistillConfig | None = None
+    soft_labels: SoftLabelsConfig | None = None
     """If absent, fine-tuning learns from labels only."""
     finetune: FinetuneConfig = FinetuneConfig()
     export: ExportConfig = ExportConfig()
@@ -465,13 +465,11 @@ class Recipe(_Strict):
         return self
 
     @model_validator(mode="after")
-    def _valid_distill(self) -> Recipe:
-        if self.distill and self.finetune.problem_type != SINGLE_LABEL:
-            raise ValueError(f"distill needs one label per text, and problem_type is {self.finetune.problem_type!r}")
-        if self.finetune.bag_weight and self.finetune.problem_type != SINGLE_LABEL:
-            raise ValueError(
-                f"finetune.bag_weight needs one label per text, and problem_type is {self.finetune.problem_type!r}"
-            )
+    def _valid_soft_labels(self) -> Recipe:
+        kind = self.finetune.problem_type
+        for key, value in (("soft_labels", self.soft_labels), ("finetune.bag_weight", self.finetune.bag_weight)):
+            if value and kind != SINGLE_LABEL:
+                raise ValueError(f"{key} needs one label per text, and problem_type is {kind!r}")
         return self
 
     @model_validator(mode="after")
@@ -479,7 +477,7 @@ class Recipe(_Strict):
         lists = {
             "corpus.sources": self.corpus.sources,
             "corpus.heldout": self.corpus.heldout,
-            "finetune.train": self.finetune.train + (self.distill.sources if self.distill else ()),
+            "finetune.train": self.finetune.train + (self.soft_labels.sources if self.soft_labels else ()),
             "finetune.test": self.finetune.test,
         }
         for key, sources in lists.items():
@@ -498,6 +496,7 @@ _TRAINED_START = "pretrain.start trains a network on (docs/training.md, A traine
 _GONE = {
     "adapt": f"no such table since 0.3: {_TRAINED_START}",
     "pretrain.average_fraction": "no such key any more: delete it, because the learning rate falls to 0 at the end",
+    "distill": "the table is called soft_labels",
     "finetune.epochs": "the key is called finetune.passes",
     "pretrain.before_decay": f"no such key any more: {_TRAINED_START}",
 }

@@ -38,9 +38,9 @@ needs_tools = pytest.mark.skipif(
 def data(tmp_path: Path) -> Path:
     """Every file that the recipe names, with stories or reviews."""
     recipe = load_recipe("shipped")
-    assert recipe.distill
+    assert recipe.soft_labels
     rng = random.Random(0)
-    labelled = [*recipe.finetune.train, *recipe.finetune.test, *recipe.distill.sources]
+    labelled = [*recipe.finetune.train, *recipe.finetune.test, *recipe.soft_labels.sources]
     for name in {source.path for source in (*labelled, *recipe.corpus.sources, *recipe.corpus.heldout) if source.path}:
         rows = [
             {"label": i % 2, "movie": i, "source": "shop", "title": "A review", "text": review(rng, i % 2 == 1)}

@@ -124,7 +124,7 @@ def test_all_goes_from_prepared_text_to_report_and_export_where_the_text_is_not(
     recipe_file: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = tmp_path / "soft.toml"
-    recipe.write_text(recipe_file.read_text() + "\n[distill]\nfolds = 2\n")
+    recipe.write_text(recipe_file.read_text() + "\n[soft_labels]\nfolds = 2\n")
     places = [str(recipe), "--data", str(data), f"run={tmp_path / 'here'}"]
     for command in ("tokenizer", "prepare"):
         assert main([command, *places]) == 0
@@ -169,7 +169,7 @@ def test_all_from_a_pretrained_network_pretrains_no_other(
         ('finetune.test=[{path="test.jsonl"}]', "test: fine-tuning needs the source's `label`"),
         ('finetune.labels={"0"="BAD","9"="GOOD"}', "label '1' is not in finetune.labels ('0', '9')"),
         ('finetune.labels={"0"="BAD","1"="GOOD","9"="FINE"}', "finetune.train has no text labelled FINE"),
-        ("distill.teacher=nowhere", "nowhere"),
+        ("soft_labels.teacher=nowhere", "nowhere"),
         ("finetune.pretrained=nowhere", "finetune.pretrained: nowhere is missing"),
     ],
 )
@@ -191,7 +191,7 @@ def test_all_finds_mistakes_before_it_trains(
     [
         ("pretrain.start", "pretrained"),
         ("finetune.pretrained", "pretrained"),
-        ("distill.teacher", "sentiment"),
+        ("soft_labels.teacher", "sentiment"),
     ],
 )
 def test_all_refuses_to_start_from_a_link_that_it_changes(
@@ -236,7 +236,7 @@ def test_all_without_symbolic_links_makes_what_further_runs_start_from(
     larger = ["pretrain.tokens=5120"]
     assert main(["pretrain", *places, *larger]) == 0
 
-    networks = [f"finetune.pretrained={run / 'pretrained'}", f"distill.teacher={run / 'sentiment'}"]
+    networks = [f"finetune.pretrained={run / 'pretrained'}", f"soft_labels.teacher={run / 'sentiment'}"]
     assert main(["all", *places, "name=next", *networks]) == 0
     made = json.loads(next(tmp_path.glob("next/stages/finetune-*/recipe.json")).read_text())
     assert re.fullmatch(rf"{run}/stages/pretrain-\w+/model", made["finetune"]["pretrained"])
@@ -283,7 +283,7 @@ def test_command_line_mistake_is_one_clear_line(
         ("prepare", "tiny has no tokenizer of these settings; run tokenizer first"),
         ("pretrain", "tiny has no tokenizer of these settings; run tokenizer first"),
         ("inspect", "tiny has no corpus of these settings; run prepare first"),
-        ("distill", "tiny has no tokenizer of these settings; run tokenizer first"),
+        ("soft-labels", "tiny has no tokenizer of these settings; run tokenizer first"),
         ("finetune", "tiny has no tokenizer of these settings; run tokenizer first"),
         ("evaluate", "tiny has no finetune of these settings; run finetune first"),
         ("export", "tiny has no finetune of these settings; run finetune first"),
@@ -293,7 +293,7 @@ def test_command_line_names_the_command_that_makes_what_is_missing(
     command: str, message: str, recipe_file: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = ["--data", str(data), f"run={tmp_path}"]
-    assert main([command, str(recipe_file), *places, *["distill.weight=0.5"] * (command == "distill")]) == 1
+    assert main([command, str(recipe_file), *places, *["soft_labels.weight=0.5"] * (command == "soft-labels")]) == 1
     assert_one_line(capsys.readouterr().err, message)
 
 
@@ -408,7 +408,7 @@ def test_command_line_run_of_an_old_version_is_refused(
     [
         ("pretrain", [], "finetune"),
         ("pretrain", ["finetune.train=[]"], "evaluate"),
-        ("pretrain", ["distill.teacher=large"], "distill"),
+        ("pretrain", ["soft_labels.teacher=large"], "soft-labels"),
         ("evaluate", [], "export"),
     ],
 )
@@ -448,7 +448,7 @@ def test_command_line_in_the_environment_of_a_broken_launcher_is_one_clear_line(
     assert_one_line(errors, "error: the environment variable ")
 
 
-@pytest.mark.parametrize("command", ["tokenizer", "prepare", "distill", "evaluate", "export", "all"])
+@pytest.mark.parametrize("command", ["tokenizer", "prepare", "soft-labels", "evaluate", "export", "all"])
 def test_command_line_torchrun_is_refused_for_commands_of_one_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

@@ -89,7 +89,7 @@ def test_pipeline_keys_do_not_depend_on_the_folder_of_runs_or_on_where_and_when_
         ("finetune.passes=3", {"finetune"}),
         ("finetune.seeds=[1]", set()),
         ("finetune.seeds=[2]", {"finetune"}),
-        ("distill.weight=0.5", {"teacher", "soft_labels", "finetune"}),
+        ("soft_labels.weight=0.5", {"teacher", "soft_labels", "finetune"}),
     ],
 )
 def test_pipeline_keys_depend_on_the_settings_of_a_stage_and_of_those_before_it(
@@ -165,9 +165,9 @@ def test_pipeline_key_of_a_seed_does_not_depend_on_the_other_seeds(recipe: Recip
     ("overrides", "trainings"),
     [
         (["finetune.seeds=[1,2]"], 2),
-        (["finetune.seeds=[1,2]", "distill.folds=4"], 6),
-        (["finetune.seeds=[1,2]", "distill.teacher=network"], 2),
-        (["distill.folds=2"], 3),
+        (["finetune.seeds=[1,2]", "soft_labels.folds=4"], 6),
+        (["finetune.seeds=[1,2]", "soft_labels.teacher=network"], 2),
+        (["soft_labels.folds=2"], 3),
     ],
 )
 def test_pipeline_trainings_of_classifiers_share_the_minutes(
@@ -180,9 +180,9 @@ def test_pipeline_trainings_of_classifiers_share_the_minutes(
 
 
 def test_pipeline_teachers_do_not_depend_on_the_weight_of_their_labels(recipe: Recipe) -> None:
-    before = keys(recipe, "distill.weight=0.5")
-    assert changed(before, keys(recipe, "distill.weight=0.6")) == {"finetune"}
-    assert changed(before, keys(recipe, "distill.folds=2")) == {"teacher", "soft_labels", "finetune"}
+    before = keys(recipe, "soft_labels.weight=0.5")
+    assert changed(before, keys(recipe, "soft_labels.weight=0.6")) == {"finetune"}
+    assert changed(before, keys(recipe, "soft_labels.folds=2")) == {"teacher", "soft_labels", "finetune"}
 
 
 def test_pipeline_keys_depend_on_the_contents_of_the_network_to_start_from(
@@ -275,7 +275,7 @@ def test_pipeline_in_a_run_folder_of_version_0_2_is_refused(recipe: Recipe, name
         Pipeline(recipe)
 
 
-@pytest.mark.parametrize("key", ["pretrain.start", "finetune.pretrained", "distill.teacher"])
+@pytest.mark.parametrize("key", ["pretrain.start", "finetune.pretrained", "soft_labels.teacher"])
 def test_pipeline_that_starts_from_a_link_of_its_own_run_is_refused(recipe: Recipe, key: str) -> None:
     with pytest.raises(RunError, match=rf"{key} is \S*tiny/pretrained, which changes with this run: give the run an"):
         keys(recipe, f"{key}={recipe.folder / 'pretrained'}")

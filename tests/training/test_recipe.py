@@ -138,7 +138,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("pretrain.examples.mask_fraction=0", r"mask_fraction: .*greater than 0"),
         ("pretrain.examples.final_mask_fraction=2", r"final_mask_fraction: .*less than or equal to 1"),
         ("model.hidden_size=200", "model: hidden_size is 200: give a multiple of 64, or less than 128"),
-        ("distill=2000000", r"distill: give a table, such as \[distill\]"),
+        ("soft_labels=2000000", r"soft_labels: give a table, such as \[soft_labels\]"),
         ("pretrain.average_fraction=0.1", r"pretrain\.average_fraction: no such key any more: delete it, because"),
         ("adapt.tokens=5", r"adapt: no such table since 0\.3: pretrain\.start trains a network on"),
         (
@@ -257,7 +257,7 @@ def test_resolved_recipe_is_read_back_equal(recipe_file: Path, tmp_path: Path, b
     overrides = [
         budget,
         "pretrain.start=some/checkpoint",
-        "distill.teacher=t",
+        "soft_labels.teacher=t",
         "export.folder=e",
     ]
     if "minutes" in budget:
@@ -331,7 +331,7 @@ def test_unknown_recipe_lists_the_shipped_ones() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("distill.weight=0.5", "distill needs one label per text, and problem_type is 'regression'"),
+        ("soft_labels.weight=0.5", "soft_labels needs one label per text, and problem_type is 'regression'"),
         ("finetune.bag_weight=0.5", "finetune.bag_weight needs one label per text, and problem_type is 'regression'"),
         ('finetune.train=[{path="a.csv",balance=2}]', "balance needs one label per text, and problem_type is 'regres"),
     ],

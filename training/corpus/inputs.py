@@ -140,13 +140,13 @@ def _of_classifier(recipe: Recipe) -> tuple[set[int], set[int]]:
 
 
 def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
-    """The shards of `labelled/`: all documents that have a label of the recipe, and those of `distill.sources`.
+    """The shards of `labelled/`: all documents that have a label of the recipe, and those of `soft_labels.sources`.
 
     Raises:
         SourceError: a source has no label column, or a label is missing or unknown.
     """
     cutter = _Cutter(augment_fraction=recipe.finetune.augment_fraction)
-    for use, source in labelled_sources(recipe.finetune, recipe.distill.sources if recipe.distill else ()):
+    for use, source in labelled_sources(recipe.finetune, recipe.soft_labels.sources if recipe.soft_labels else ()):
         found: Iterable[tuple[Document, Target]]
         if use == UNLABELLED:
             found = ((document, NO_LABEL) for document in documents(source, recipe.data, cutter.progress))

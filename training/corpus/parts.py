@@ -42,7 +42,7 @@ class Part(IntEnum):
 
 
 TEST, TRAIN, UNLABELLED = "test", "train", "unlabelled"
-"""The list of a recipe that names a source: `finetune.test`, `finetune.train` or `distill.sources`."""
+"""The list of a recipe that names a source: `finetune.test`, `finetune.train` or `soft_labels.sources`."""
 
 Sources = Sequence[tuple[str, SourceConfig]]
 """Sources of labelled text, each with the list that names it."""

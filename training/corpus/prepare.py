@@ -86,7 +86,7 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> dict
         RunError: no text of some label is left to train on.
     """
     config = recipe.finetune
-    sources = labelled_sources(config, recipe.distill.sources if recipe.distill else ())
+    sources = labelled_sources(config, recipe.soft_labels.sources if recipe.soft_labels else ())
     inputs = labelled_inputs(recipe)
     made = _prepare(recipe, tokenizer, folder, [source for _, source in sources], inputs, make_shards, is_labelled=True)
     made["labels"] = config.label_names
@@ -107,10 +107,10 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> dict
 def text_settings(recipe: Recipe) -> dict[str, Any]:
     """Settings that prepared labelled text depends on, in addition to files and tokenizer. Of `finetune.test`, it
     depends on which texts are left out."""
-    config, distill = recipe.finetune, recipe.distill
+    config, teaching = recipe.finetune, recipe.soft_labels
     keys = {"labels", "dev_fraction", "augment_fraction", "test_fraction", "problem_type"}
     sources = {"train": source_settings(config.train), "test": split_settings(config.test)}
-    unlabelled = source_settings(distill.sources if distill else ())
+    unlabelled = source_settings(teaching.sources if teaching else ())
     return config.model_dump(mode="json", include=keys) | sources | {"unlabelled": unlabelled}
 
 

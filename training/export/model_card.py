@@ -46,8 +46,8 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: str)
         kind = PROBLEMS[trained.finetune.problem_type].kind
         task, title = "text-classification", f"BERT {kind}: {', '.join(trained.finetune.label_names)}"
         start, default_start = trained.finetune.pretrained, "this run's network"
-        sources = trained.finetune.train + (trained.distill.sources if trained.distill else ())
-        described = recipe.finetune.train + (recipe.distill.sources if recipe.distill else ())
+        sources = trained.finetune.train + (trained.soft_labels.sources if trained.soft_labels else ())
+        described = recipe.finetune.train + (recipe.soft_labels.sources if recipe.soft_labels else ())
     notes = {source_name(source): source.note for source in described}
     arguments = shlex.join([trained.loaded or trained.name, *trained.overrides])
     card = _TEMPLATE.read_text(encoding="utf-8").format(
@@ -92,11 +92,11 @@ def _run_line(run: Path) -> str:
 
 
 def _teachers_line(recipe: Recipe) -> str:
-    if recipe.distill is None:
+    if recipe.soft_labels is None:
         return ""
-    own = f"{recipe.distill.folds} classifiers, each on the texts that it has not read,"
-    teachers = f"`{recipe.distill.teacher}`" if recipe.distill.teacher else own
-    return f" It learned from the labels of {teachers} too, with the weight {recipe.distill.weight:g}."
+    own = f"{recipe.soft_labels.folds} classifiers, each on the texts that it has not read,"
+    teachers = f"`{recipe.soft_labels.teacher}`" if recipe.soft_labels.teacher else own
+    return f" It learned from the labels of {teachers} too, with the weight {recipe.soft_labels.weight:g}."
 
 
 def _source_line(source: SourceConfig, note: str) -> str:

@@ -80,7 +80,7 @@ def planned(
         "learning_rate": config.learning_rate or policy.learning_rate * (batch / policy.min_batch_tokens) ** 0.25,
         "embedding_factor": config.embedding_factor
         or (1.0 if is_given or from_classifier else policy.embedding_factor),
-        "bag_weight": 0.0 if recipe.distill else config.bag_weight if config.bag_weight is not None else bag_weight,
+        "bag_weight": 0.0 if recipe.soft_labels else config.bag_weight if config.bag_weight is not None else bag_weight,
     }
     return recipe.model_copy(update={"finetune": config.model_copy(update=changes)})
 

@@ -70,7 +70,7 @@ def finetune(
     check_start(recipe, start)
     train = PreparedText.open(labelled, scores=soft_labels)
     dist.check_equal([train.tokenizer_hash, train.checksum])
-    recipe = _plan(recipe, start, train, folder, dist, with_unlabelled=bool(recipe.distill and soft_labels))
+    recipe = _plan(recipe, start, train, folder, dist, with_unlabelled=bool(recipe.soft_labels and soft_labels))
     dev, config = open_dev(start, train), recipe.finetune
     stream = LabelledStream(
         train,
@@ -106,7 +106,7 @@ def check_start(recipe: Recipe, start: Checkpoint) -> None:
         raise RunError(
             f"finetune.max_length is {recipe.finetune.max_length}, but {start.path} has {positions} positions"
         )
-    unlabelled = recipe.distill.sources if recipe.distill else ()
+    unlabelled = recipe.soft_labels.sources if recipe.soft_labels else ()
     for source in (*recipe.finetune.train, *recipe.finetune.test, *unlabelled):
         check_reading(start, reading_of(source))
 
@@ -136,7 +136,7 @@ def _soft_label_weight(recipe: Recipe, soft_labels: Path | None) -> float | None
     """Weight of the probabilities of teachers or of a bag of words; None without any."""
     if soft_labels is None:
         return None
-    return recipe.distill.weight if recipe.distill else recipe.finetune.bag_weight or None
+    return recipe.soft_labels.weight if recipe.soft_labels else recipe.finetune.bag_weight or None
 
 
 def _kept_plan(recipe: Recipe, folder: Path, dist: DistContext) -> Recipe:

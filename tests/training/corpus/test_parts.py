@@ -34,9 +34,9 @@ def write(folder: Path, rows: Iterable[Row], name: str = "texts", **settings: An
     return SourceConfig(**{"path": f"{name}.jsonl", "label": "label"} | settings)
 
 
-def recipe_of(folder: Path, *train: SourceConfig, distill: Any = None, **changes: Any) -> Recipe:
+def recipe_of(folder: Path, *train: SourceConfig, soft_labels: Any = None, **changes: Any) -> Recipe:
     finetune = {"dev_fraction": 0.0, "augment_fraction": 0.0, "train": train} | changes
-    return Recipe(name="labelled", data=folder, run=folder, finetune=finetune, distill=distill)  # type: ignore[arg-type]
+    return Recipe(name="labelled", data=folder, run=folder, finetune=finetune, soft_labels=soft_labels)  # type: ignore[arg-type]
 
 
 def store(recipe: Recipe) -> PreparedText:

@@ -1,4 +1,4 @@
-"""`distill`: soft labels from one classifier or several (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
+"""`soft-labels`: probabilities from one classifier or several (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
 
 The teachers read the prepared texts. The stage `soft_labels` has their probabilities, a column of all documents.
 """
@@ -43,7 +43,7 @@ def write_soft_labels(recipe: Recipe, teachers: Sequence[Checkpoint], labelled: 
     column, parts = np.load(file, mmap_mode="r+"), text.column("parts")
     missing = ((parts == Part.TRAIN) & np.isnan(column).any(1)).nonzero()[0]
     shards = np.unique(np.searchsorted(text.first_documents, missing, "right") - 1).tolist()
-    for number in tqdm(shards, desc="distill", unit="shard", disable=None):
+    for number in tqdm(shards, desc="soft labels", unit="shard", disable=None):
         column[text.first_documents[number] : text.first_documents[number + 1]] = _labels(
             recipe, teachers, text, number
         )

@@ -1,4 +1,4 @@
-"""`distill`: a teacher's probabilities as a column, and a student that learns from them."""
+"""`soft-labels`: a teacher's probabilities as a column, and a student that learns from them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def changed(recipe: Recipe, **changes: object) -> Recipe:
     return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
 
 
-def set_distill(recipe: Recipe, **changes: object) -> Recipe:
-    assert recipe.distill is not None
-    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=changes)})
+def set_teaching(recipe: Recipe, **changes: object) -> Recipe:
+    assert recipe.soft_labels is not None
+    return recipe.model_copy(update={"soft_labels": recipe.soft_labels.model_copy(update=changes)})
 
 
 def soft_labels(recipe: Recipe) -> Path:
@@ -79,16 +79,16 @@ def other_teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def recipe(make_recipe: MakeRecipe, teacher: Path) -> Recipe:
     """A recipe with a teacher and a source without labels."""
-    unlabelled = 'distill.sources=[{name="more", path="test.jsonl"}]'
-    recipe = make_recipe(f"distill.teacher={teacher}", unlabelled, "finetune.passes=0.2")
+    unlabelled = 'soft_labels.sources=[{name="more", path="test.jsonl"}]'
+    recipe = make_recipe(f"soft_labels.teacher={teacher}", unlabelled, "finetune.passes=0.2")
     return save_new_network(changed(recipe, test=()))
 
 
-def test_distill_writes_the_teachers_probabilities_of_all_texts_to_train_on(
+def test_soft_labels_writes_the_teachers_probabilities_of_all_texts_to_train_on(
     recipe: Recipe, teacher: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert made(recipe, "distill")
+    assert made(recipe, "soft-labels")
     text = labelled(recipe)
     assert [shard.source for shard in text.shards] == ["reviews", "more"]
     window = text.window()
@@ -108,8 +108,8 @@ def test_distill_writes_the_teachers_probabilities_of_all_texts_to_train_on(
     assert caplog.messages[-1] == f"{follow(teacher)} labelled {len(rows)} texts"
 
 
-def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
-    assert made(recipe, "distill")
+def test_soft_labels_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
+    assert made(recipe, "soft-labels")
     window = labelled(recipe).window()
     tokenizer, rows = Tokenizer.load(recipe.folder / "tokenizer"), trained_on(window)
     probabilities, labels = window.column("target_probs")[rows], window.column("labels")[rows]
@@ -121,39 +121,39 @@ def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
 
 
 def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) -> None:
-    with pytest.raises(RunError, match=r"tiny has no soft_labels of these settings; run distill first"):
+    with pytest.raises(RunError, match=r"tiny has no soft_labels of these settings; run soft-labels first"):
         made(recipe, "finetune")
 
 
-def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -> None:
-    assert made(recipe, "distill")
+def test_soft_labels_interrupted_continues_with_the_missing_shards(recipe: Recipe) -> None:
+    assert made(recipe, "soft-labels")
     text, whole = labelled(recipe), np.load(column(recipe))
     (soft_labels(recipe) / DONE).unlink()
-    with pytest.raises(RunError, match="run distill first"):
+    with pytest.raises(RunError, match="run soft-labels first"):
         made(recipe, "finetune")
     begun, first = whole.copy(), text.first_documents[1]
     begun[:first] += 1  # what is there stays
     begun[first + 3] = np.nan
     np.save(column(recipe), begun)
     for _ in range(2):  # the second time, nothing is left to do
-        assert made(recipe, "distill")
+        assert made(recipe, "soft-labels")
         np.testing.assert_array_equal(np.load(column(recipe))[:first], begun[:first])
         np.testing.assert_array_equal(np.load(column(recipe))[first:], whole[first:])
 
 
-def test_distill_by_another_teacher_is_another_result(recipe: Recipe, other_teacher: Path) -> None:
-    other = set_distill(recipe, teacher=other_teacher)
-    assert made(recipe, "distill")
-    with pytest.raises(RunError, match="run distill first"):
+def test_soft_labels_by_another_teacher_is_another_result(recipe: Recipe, other_teacher: Path) -> None:
+    other = set_teaching(recipe, teacher=other_teacher)
+    assert made(recipe, "soft-labels")
+    with pytest.raises(RunError, match="run soft-labels first"):
         made(other, "finetune")
-    assert made(other, "distill")
+    assert made(other, "soft-labels")
     assert (recipe.folder / "soft_labels").resolve() == soft_labels(other)
     assert np.nanmax(np.abs(np.load(column(recipe)) - np.load(column(other)))) > 0.1
 
 
 def test_finetune_with_another_weight_of_the_teacher_uses_the_same_labels(recipe: Recipe) -> None:
-    other = set_distill(recipe, weight=0.25)
-    assert made(recipe, "distill", "finetune")
+    other = set_teaching(recipe, weight=0.25)
+    assert made(recipe, "soft-labels", "finetune")
     assert made(other, "finetune")
     assert (recipe.folder / "finetune").resolve() == Pipeline(other).seeds[1].folder != Pipeline(recipe).seeds[1].folder
 
@@ -166,16 +166,16 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
         rows = [{"text": review(rng, good=i % 2 == 1), "label": 1 - i % 2} for i in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = (
-        f"distill.teacher={teacher}",
-        "distill.weight=1",
+        f"soft_labels.teacher={teacher}",
+        "soft_labels.weight=1",
         "finetune.dev_fraction=0",
         "finetune.passes=8",
     )
     recipe = make_recipe(*LARGER, *overrides)
     unlabelled = SourceConfig(path=str(tmp_path / "unlabelled.jsonl"))
     recipe = changed(recipe, train=(SourceConfig(path=str(tmp_path / "wrong.jsonl"), label="label"),))
-    recipe = save_new_network(set_distill(recipe, sources=(unlabelled,)))
-    assert made(recipe, "distill")
+    recipe = save_new_network(set_teaching(recipe, sources=(unlabelled,)))
+    assert made(recipe, "soft-labels")
     assert made(recipe, "finetune")
     loaded = load_checkpoint(recipe.folder / "sentiment")
     assert isinstance(loaded.model, BertForSequenceClassification)
@@ -185,40 +185,40 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
     assert answers.figures()["accuracy"].value >= 0.9, "as the teacher says"
 
 
-def test_distill_without_a_teacher_is_refused(make_recipe: MakeRecipe) -> None:
+def test_soft_labels_without_a_teacher_is_refused(make_recipe: MakeRecipe) -> None:
     with pytest.raises(
-        RunError, match=r"no \[distill\]: name a classifier, distill.teacher=\S+, or learn from this run's own teachers"
+        RunError, match=r"no \[soft_labels\]: name a classifier, soft_labels.teacher=\S+, or learn from"
     ):
-        made(save_new_network(make_recipe()), "distill")
+        made(save_new_network(make_recipe()), "soft-labels")
 
 
-def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refused(
+def test_soft_labels_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refused(
     make_recipe: MakeRecipe, pretrained: Path, teacher: Path
 ) -> None:
-    recipe = save_new_network(make_recipe(f"distill.teacher={pretrained}"))
+    recipe = save_new_network(make_recipe(f"soft_labels.teacher={pretrained}"))
     with pytest.raises(RunError, match="is not a classifier"):
-        made(recipe, "distill")
-    distilled = set_distill(recipe, teacher=teacher)
+        made(recipe, "soft-labels")
+    distilled = set_teaching(recipe, teacher=teacher)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
-        made(changed(distilled, labels={"0": "BAD", "1": "GOOD"}), "distill")
+        made(changed(distilled, labels={"0": "BAD", "1": "GOOD"}), "soft-labels")
 
 
-FOLDS = ("distill.folds=2", "finetune.passes=0.5")
+FOLDS = ("soft_labels.folds=2", "finetune.passes=0.5")
 
 
-def test_distill_without_a_teacher_trains_one_per_fold_and_each_labels_what_it_has_not_read(
+def test_soft_labels_without_a_teacher_trains_one_per_fold_and_each_labels_what_it_has_not_read(
     make_recipe: MakeRecipe,
 ) -> None:
-    unlabelled = 'distill.sources=[{name="more", path="test.jsonl"}]'
+    unlabelled = 'soft_labels.sources=[{name="more", path="test.jsonl"}]'
     recipe = changed(save_new_network(make_recipe(*FOLDS, unlabelled)), test=())
-    assert made(recipe, "distill")
+    assert made(recipe, "soft-labels")
     text, names = labelled(recipe), ("target_probs", "groups", "labels")
     rows = text.column("parts") == Part.TRAIN
     together, groups, labels = (text.column(name)[rows] for name in names)
     alone = []
     for teacher in Pipeline(recipe).teachers:
-        by_one = set_distill(recipe, teacher=teacher.folder / "model")
-        assert made(by_one, "distill")
+        by_one = set_teaching(recipe, teacher=teacher.folder / "model")
+        assert made(by_one, "soft-labels")
         alone.append(labelled(by_one).column("target_probs")[rows])
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
     for number, is_unread in enumerate([groups % 2 == 0, groups % 2 == 1]):
@@ -230,7 +230,7 @@ def test_distill_without_a_teacher_trains_one_per_fold_and_each_labels_what_it_h
 
 
 def test_teacher_reads_only_the_labelled_texts_of_the_other_folds(make_recipe: MakeRecipe) -> None:
-    recipe = save_new_network(make_recipe(*FOLDS, 'distill.sources=[{name="more", path="test.jsonl"}]'))
+    recipe = save_new_network(make_recipe(*FOLDS, 'soft_labels.sources=[{name="more", path="test.jsonl"}]'))
     recipe = changed(recipe, test=())
     assert made(recipe, "prepare")
     tokenizer, text = Tokenizer.load(recipe.folder / "tokenizer"), PreparedText.open(Pipeline(recipe).labelled.folder)
@@ -245,16 +245,17 @@ def test_teacher_reads_only_the_labelled_texts_of_the_other_folds(make_recipe: M
     assert pass_size(text, 48, with_unlabelled=True)[0] == trained.sum(), "a student reads all"
 
 
-def test_distill_interrupted_among_the_teachers_says_so_and_continues(
+def test_soft_labels_interrupted_among_the_teachers_says_so_and_continues(
     make_recipe: MakeRecipe, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = save_new_network(make_recipe())
-    arguments = ["distill", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", *FOLDS, "distill.weight=1"]
+    places = [f"data={recipe.data}", f"run={recipe.run}"]
+    arguments = ["soft-labels", str(recipe_file), *places, *FOLDS, "soft_labels.weight=1"]
     real = Trainer.run
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run", lambda self: self.config.seed == 1 and real(self))
         assert main(arguments) == STOPPED
-    assert "stopped; to continue: bert-train distill" in capsys.readouterr().err
+    assert "stopped; to continue: bert-train soft-labels" in capsys.readouterr().err
     assert not list(recipe.folder.glob("stages/soft_labels-*"))
     assert main(arguments) == 0
     assert (recipe.folder / "soft_labels" / "target_probs.npy").is_file()
@@ -265,19 +266,19 @@ def test_teacher_of_another_vocabulary_is_refused(recipe: Recipe, teacher: Path,
     words = [*loaded.tokenizer.vocab[:-1], "zzz"]
     save_checkpoint(tmp_path / "other", loaded.model, Tokenizer.from_vocab(words))
     with pytest.raises(RunError, match="has another vocabulary than the network to fine-tune; a teacher reads"):
-        made(set_distill(recipe, teacher=tmp_path / "other"), "distill")
+        made(set_teaching(recipe, teacher=tmp_path / "other"), "soft-labels")
 
 
 def test_card_names_the_teachers(recipe: Recipe) -> None:
-    assert recipe.distill is not None
-    own = set_distill(recipe, teacher=None, folds=2, weight=0.7)
+    assert recipe.soft_labels is not None
+    own = set_teaching(recipe, teacher=None, folds=2, weight=0.7)
     (recipe.run / "big").mkdir()
     beside = recipe.run / "big" / "sentiment"
-    shutil.copytree(recipe.distill.teacher or "", beside)
+    shutil.copytree(recipe.soft_labels.teacher or "", beside)
     for each, words in (
         (own, "2 classifiers, each on the texts that it has not read, too, with the weight 0.7."),
-        (set_distill(recipe, teacher=beside, weight=0.9), "`runs/big/sentiment` too, with the weight 0.9."),
+        (set_teaching(recipe, teacher=beside, weight=0.9), "`runs/big/sentiment` too, with the weight 0.9."),
     ):
-        assert made(each, "distill", "finetune")
+        assert made(each, "soft-labels", "finetune")
         *_, target = export(Pipeline(each))
         assert f"It learned from the labels of {words}" in (target / "README.md").read_text()
