@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tables import Row, TableError, cell_values, spelled
+from bert_tables import Row, Table, TableError, cell_values, spelled
 from training.classify.labels import MIN_TEXTS
 from training.classify.values import are_labels
 from training.errors import SourceError
 from training.recipe import SourceConfig
-from training.sources.documents import SourceFile, open_files
+from training.sources.documents import open_files
 from training.sources.files import files
 from training.sources.tables import sound_rows
 
@@ -81,7 +81,7 @@ class TableSurvey:
     """Name of the table in messages."""
     source: SourceConfig
     """The source without columns, with the format that its first lines show."""
-    files: Iterator[SourceFile]
+    files: Iterator[Table]
     """The opened files, from their beginning. They can be read once."""
     columns: Sequence[Column] = ()
 
@@ -99,18 +99,18 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
     opened = open_files(source, Path())
     first = next(opened)
     opened = itertools.chain([first], opened)
-    if first.table.format == "lines":
+    if first.format == "lines":
         return _without_columns(source, opened, name)
     columns: dict[str, Column] = {}
-    kept: list[SourceFile] = []
+    kept: list[Table] = []
     rows = size = 0
-    for file in opened:
-        if file.table.format != first.table.format:
-            names = f"{first.path.name}, {file.path.name}"
-            raise SourceError(f"{name}: holds files of different formats ({names}); give one of them")
+    for table in opened:
+        if table.format != first.format:
+            formats = f"{first.format}, {table.format}"
+            raise SourceError(f"{name}: holds files of different formats ({formats}); give one of them")
         begun: list[Row] = []
-        rest = sound_rows(file.table)
-        kept.append(replace(file, table=replace(file.table, rows=itertools.chain(begun, rest))))
+        rest = sound_rows(table)
+        kept.append(replace(table, rows=itertools.chain(begun, rest)))
         for row in rest:
             begun.append(row)
             for column, cell in row.cells.items():
@@ -128,7 +128,7 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
     return TableSurvey(name, source, itertools.chain(kept, opened), tuple(columns.values()))
 
 
-def _without_columns(source: SourceConfig, opened: Iterator[SourceFile], name: str) -> TableSurvey:
+def _without_columns(source: SourceConfig, opened: Iterator[Table], name: str) -> TableSurvey:
     """A source of texts whose labels are in their lines or in the names of folders."""
     if source.format == "fasttext":
         return TableSurvey(name, source, opened)

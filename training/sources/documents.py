@@ -14,7 +14,7 @@ from bert_tables.reader import read_table
 from training.errors import SourceError
 from training.recipe import CONTAINING, SourceConfig, source_name
 from training.sources.detokenize import differ, joined
-from training.sources.files import files, format_of_file
+from training.sources.files import files, form_of, format_of_file
 from training.sources.hub import hub_place, hub_rows
 from training.sources.phrases import longest_containing
 from training.sources.plain_text import (
@@ -67,21 +67,11 @@ class Document:
         return "\n".join(filter(None, self.fields))
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """An opened file of a source."""
-
-    path: Path
-    form: str
-    """One of `training.sources.files.FORMATS`."""
-    table: Table
-    """The rows of a table, or the lines of another file."""
-
-
 def open_files(
     source: SourceConfig, root: Path, progress: Progress | None = None, columns: Sequence[str] | None = None
-) -> Iterator[SourceFile]:
-    """The files of a source. Each is opened once, and closed when the next is asked for.
+) -> Iterator[Table]:
+    """The files of a source: tables, and other files as tables of lines. Each is opened once, and closed when the next
+    is asked for.
 
     Args:
         columns: The columns of tables to read; by default, all.
@@ -91,11 +81,10 @@ def open_files(
     """
     for path in files(source, root):
         with open_file(str(path), progress) as opened:
-            form, table_form = format_of_file(opened, source)
-            yield SourceFile(path, form, read_table(opened, table_form or "lines", source.table, columns))
+            yield read_table(opened, format_of_file(opened, source), source.table, columns)
 
 
-def documents_of(source: SourceConfig, opened: Iterable[SourceFile]) -> Iterator[Document]:
+def documents_of(source: SourceConfig, opened: Iterable[Table]) -> Iterator[Document]:
     """The documents of opened files, as `documents` gives them, but each text as it is spelled and without the groups
     of `containing`."""
     return _SourceReader(source).read(opened)
@@ -124,11 +113,11 @@ def documents(source: SourceConfig, root: Path, progress: Progress | None = None
 def _grouped(source: SourceConfig, root: Path, progress: Progress | None) -> Iterator[Document]:
     """The documents with their groups."""
     found = documents_of(source, open_files(source, root, progress, columns_of(source)))
-    if source.group != CONTAINING:
-        return found
-    alone = list(found)
-    groups = longest_containing([document.text for document in alone])
-    return (replace(document, group=group) for document, group in zip(alone, groups, strict=True))
+    if source.group == CONTAINING:
+        alone = list(found)
+        groups = longest_containing([document.text for document in alone])
+        found = (replace(document, group=group) for document, group in zip(alone, groups, strict=True))
+    yield from found
 
 
 def _as_written(document: Document) -> Document:
@@ -157,13 +146,13 @@ class _SourceReader:
         self._words: Counter[tuple[str, str]] = Counter()
         """Cells of texts and labels, by column and value, that may stand for a missing value."""
 
-    def read(self, opened: Iterable[SourceFile]) -> Iterator[Document]:
+    def read(self, opened: Iterable[Table]) -> Iterator[Document]:
         """All documents of the files, or of the hub data set if there is none, up to the source's limit."""
         try:
             opened = iter(opened)
             if first := next(opened, None):
                 parts = map(self._of_file, itertools.chain([first], opened))
-                yield from self._limited(itertools.chain.from_iterable(parts), str(first.path))
+                yield from self._limited(itertools.chain.from_iterable(parts), first.name)
                 return
             place = hub_place(self._source)
             rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(hub_rows(self._source), 1))
@@ -205,27 +194,28 @@ class _SourceReader:
 
     # --- a file ----------------------------------------------------------------------------------------------
 
-    def _of_file(self, opened: SourceFile) -> Iterator[Document]:
-        file, form = opened.path, opened.form
-        if opened.table.format != "lines":
-            return self._of_rows(read_rows(opened.table, self._source), str(file), form)
+    def _of_file(self, table: Table) -> Iterator[Document]:
+        file = Path(table.name)
+        form = form_of(file, self._source)
+        if table.format != "lines":
+            return self._of_rows(read_rows(table, self._source), table.name, form)
         if {self._source.group, self._source.by} - {None, CONTAINING}:
             raise SourceError(f"{file}: has no column for group or by; leave them out, or write the texts as CSV")
-        numbered = numbered_lines(opened.table)
+        numbered = numbered_lines(table)
         if form == "fasttext":
             return self._of_fasttext(numbered, file)
         if self._source.format == "auto":
-            numbered = check_unlabelled(numbered, str(file))
+            numbered = check_unlabelled(numbered, table.name)
         lines = (line for _, line in numbered)
         if form == "wikitext":
-            return _of_texts(wikitext_texts(lines), str(file))
+            return _of_texts(wikitext_texts(lines), table.name)
         if self._source.label == "folder":
             return self._of_whole(lines, file, file.parent.name)
         if self._source.label is None and form == "document":
             return self._of_whole(lines, file)
         if self._source.label is None:
             self._plain_files += 1
-            return _of_texts(plain_texts(lines, " " if self._is_wrapped else "\n"), str(file))
+            return _of_texts(plain_texts(lines, " " if self._is_wrapped else "\n"), table.name)
         raise SourceError(
             f"{file}: plain text has no column for the label; if each file is one text and its folder names the "
             "label, set the source's `label` to \"folder\"; if its labels are fastText's, set `format` to "
@@ -253,7 +243,7 @@ class _SourceReader:
 
     # --- rows ------------------------------------------------------------------------------------------------
 
-    def _of_rows(self, rows: Iterable[Row], place: str, form: str) -> Iterator[Document]:
+    def _of_rows(self, rows: Iterable[Row], place: str, form: str | None) -> Iterator[Document]:
         seen = map(self._seen, rows)
         if form == "wikitext":
             lines = (text_value(cells.get(self._source.text[0])) or "" for _, cells in seen)

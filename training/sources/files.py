@@ -135,27 +135,31 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
 
 
-def format_of_file(file: File, source: SourceConfig) -> tuple[str, str | None]:
-    """One of `FORMATS`, and the table's format if it has columns: WikiText comes as text and, from the hub, as Parquet.
+def form_of(file: Path, source: SourceConfig) -> str | None:
+    """One of `FORMATS`, from the recipe or the file's suffix; None if neither tells it."""
+    return _format_of_suffix(file) if source.format == "auto" else source.format
+
+
+def format_of_file(file: File, source: SourceConfig) -> str:
+    """The format in which `bert_tables` reads a file, if its first bytes are not those of Parquet: one of `TABLES`, or
+    `lines`. WikiText comes as text and, from the hub, as Parquet.
 
     Raises:
         SourceError: the format follows neither from the recipe, nor from the suffix, nor from the first bytes.
         TableError: the file is of a kind that cannot be read.
     """
-    by_suffix = _format_of_suffix(Path(file.name))
-    form = by_suffix if source.format == "auto" else source.format
-    table = by_suffix if form == "wikitext" else form
-    if table not in TABLES and file.is_parquet:
-        table, form = "parquet", "wikitext" if form == "wikitext" else "parquet"
-    if form is None:
+    path = Path(file.name)
+    form = form_of(path, source)
+    if form is None and not file.is_parquet:
         file.check_kind(markup=True)  # an Excel workbook is better saved as CSV than renamed
         known = ", ".join(FORMATS)
         raise SourceError(f"{file.name}: unknown suffix; rename it, or set the source's `format` to one of {known}")
-    return form, table if table in TABLES else None
+    table = _format_of_suffix(path) if form == "wikitext" else form
+    return table if table in TABLES else "lines"
 
 
 def _is_table(file: Path, source: SourceConfig) -> bool:
-    return (_format_of_suffix(file) if source.format == "auto" else source.format) in TABLES
+    return form_of(file, source) in TABLES
 
 
 def _format_of_suffix(file: Path) -> str | None:

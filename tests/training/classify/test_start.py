@@ -18,7 +18,6 @@ TOPICS = ("Trains to the coast leave at noon.", "The soup needs salt and an onio
 @pytest.mark.parametrize(
     ("texts", "labels", "start"),
     [((GOOD, BAD), ("yes", "no"), SENTIMENT), ((TOPICS, TOPICS), ("a", "b"), PRETRAINED)],
-    ids=["opinions", "chance"],
 )
 def test_choose_start_takes_the_classifier_whose_answers_tell_the_labels(
     texts: tuple[tuple[str, ...], ...], labels: tuple[str, str], start: Path

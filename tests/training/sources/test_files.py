@@ -134,16 +134,16 @@ def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("a.jsonl.ZST", ("jsonl", "jsonl")),
-        ("a.pq", ("parquet", "parquet")),
-        ("a.tab", ("tsv", "tsv")),
-        ("a.text.gz", ("text", None)),
-        ("README.MD", ("text", None)),
-        ("a.markdown.xz", ("text", None)),
-        ("wiki.train.tokens", ("wikitext", None)),
+        ("a.jsonl.ZST", "jsonl"),
+        ("a.pq", "parquet"),
+        ("a.tab", "tsv"),
+        ("a.text.gz", "lines"),
+        ("README.MD", "lines"),
+        ("a.markdown.xz", "lines"),
+        ("wiki.train.tokens", "lines"),
     ],
 )
-def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: tuple[str, str | None]) -> None:
+def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: str) -> None:
     with open_file(str(write(tmp_path / name, "x"))) as file:
         assert format_of_file(file, SourceConfig(path=name)) == form
 
