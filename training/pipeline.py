@@ -298,15 +298,15 @@ class Pipeline:
         """Let the readable paths lead to the best classifier."""
         best = self.best
         link(self.recipe.folder / "finetune", best.folder)
-        link(self.recipe.folder / "sentiment", best.folder / "model")
+        link(self.recipe.folder / "classifier", best.folder / "model")
 
     def models(self) -> dict[str, Path]:
-        """The run's networks that are complete: `pretrained`, `sentiment`."""
+        """The run's networks that are complete: `pretrained`, `classifier`."""
         found = {}
         if self.pretrains and self.pretrain.record is not None:
             found["pretrained"] = self.pretrain.folder / "model"
         if self.recipe.finetune.train and all(stage.record is not None for stage in self.seeds.values()):
-            found["sentiment"] = self.best.folder / "model"
+            found["classifier"] = self.best.folder / "model"
         return found
 
     # --- all of it -------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class Pipeline:
         if command == "soft-labels":
             if self.soft_labels is None:
                 raise RunError(
-                    "the recipe has no [soft_labels]: name a classifier, soft_labels.teacher=runs/big/sentiment, "
+                    "the recipe has no [soft_labels]: name a classifier, soft_labels.teacher=runs/big/classifier, "
                     "or learn from this run's own teachers, soft_labels.weight=0.5"
                 )
             return [self.labelled, *self.teachers, self.soft_labels]
@@ -423,7 +423,7 @@ def _with_real_paths(recipe: Recipe) -> Recipe:
     Raises:
         RunError: it starts from a readable path of its own run, which will lead to what this run makes.
     """
-    exported = {recipe.exported(name).resolve() for name in ("pretrained", "sentiment")}
+    exported = {recipe.exported(name).resolve() for name in ("pretrained", "classifier")}
     for table, key, path in _networks(recipe):
         real = follow(path)
         is_own = path.parent.resolve() == recipe.folder.resolve() or real.resolve() in exported

@@ -373,9 +373,9 @@ class ExportConfig(_Strict):
     """Where the served directories are written."""
 
     folder: Path | None = None
-    """Folder for `pretrained/` and `sentiment/`. If absent, `export` in the run's folder."""
+    """Folder for `pretrained/` and `classifier/`. If absent, `export` in the run's folder."""
     classifier: Path | None = None
-    """Directory for the classifier. If absent, `sentiment` in `export.folder`."""
+    """Directory for the classifier. If absent, `classifier` in `export.folder`."""
 
 
 class Recipe(_Strict):
@@ -424,8 +424,8 @@ class Recipe(_Strict):
         return self.run / self.name
 
     def exported(self, name: str) -> Path:
-        """Where `export` writes the model `pretrained` or `sentiment`."""
-        if name == "sentiment" and self.export.classifier:
+        """Where `export` writes the model `pretrained` or `classifier`."""
+        if name == "classifier" and self.export.classifier:
             return self.export.classifier
         return (self.export.folder or self.folder / "export") / name
 

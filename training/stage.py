@@ -25,7 +25,7 @@ VERSION = 3
 RUNNING = "running"
 """Name of the link to the result in progress, with its log."""
 
-LINKS = ("tokenizer", "corpus", "labelled", "pretrain", "pretrained", "soft_labels", "finetune", "sentiment", RUNNING)
+LINKS = ("tokenizer", "corpus", "labelled", "pretrain", "pretrained", "soft_labels", "finetune", "classifier", RUNNING)
 """Readable paths in the folder of a run."""
 
 logger = logging.getLogger(__name__)

@@ -91,10 +91,10 @@ def test_lent_gpu_from_texts_to_checkpoints_that_come_back_in_parts(data: Path, 
     for number in range(2, int(said.split()[-1]) + 1):
         succeeds("deliver", str(number), WORK=there, OUT=out, PART=500)
     succeeds("join", WORK=here, OUT=out)
-    for name in ("pretrained", "sentiment"):
+    for name in ("pretrained", "classifier"):
         assert load_checkpoint(here / "run" / "export" / name).config.num_hidden_layers == 2
     recipe = load_recipe("shipped", [f"run={here}", "name=run", f"data={data}", *SMALL])
-    assert set(Pipeline(recipe).models()) == {"pretrained", "sentiment"}, "evaluate finds them"
+    assert set(Pipeline(recipe).models()) == {"pretrained", "classifier"}, "evaluate finds them"
     next(out.glob("part-*")).write_bytes(b"damaged")
     assert "parts are missing or damaged" in run("join", WORK=here, OUT=out).stderr
 

@@ -72,7 +72,7 @@ def test_all_pretrained_directory_has_equal_logits_in_transformers(trained: Path
 
 
 def test_all_classifier_has_equal_logits_in_transformers_and_is_served(trained: Path) -> None:
-    directory = trained / "export" / "sentiment"
+    directory = trained / "export" / "classifier"
     ours = load_checkpoint(directory, dtype=torch.float32)
     theirs = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()
     encoded = AutoTokenizer.from_pretrained(directory)(SENTENCES[1], return_tensors="pt")
@@ -101,7 +101,7 @@ def test_all_writes_a_report_with_tables_and_plots(trained: Path) -> None:
 
 
 def test_all_writes_cards_without_broken_links(trained: Path) -> None:
-    for name in ("pretrained", "sentiment"):
+    for name in ("pretrained", "classifier"):
         folder = trained / "export" / name
         card = (folder / "README.md").read_text()
         assert "pretrain.tokens=5120 finetune.passes=0.5\n" in card
@@ -136,7 +136,7 @@ def test_all_goes_from_prepared_text_to_report_and_export_where_the_text_is_not(
     assert "reviews.jsonl: no such file" in caplog.text
     assert "| stories " in printed.getvalue(), "held-out text is prepared"
     assert "| reviews " in printed.getvalue(), "labelled texts are prepared"
-    for name in ("pretrained", "sentiment"):
+    for name in ("pretrained", "classifier"):
         load_checkpoint(tmp_path / "there" / "tiny" / "export" / name)
 
 
@@ -159,7 +159,7 @@ def test_all_from_a_pretrained_network_pretrains_no_other(
     changes = [f"finetune.pretrained={pretrained}", "finetune.passes=0.2"]
     assert main(["all", str(recipe_file), *places, *changes]) == 0
     assert "| reviews | 20 |" in squeezed(capsys.readouterr().out)
-    assert [path.name for path in (recipe.run / "alone" / "export").iterdir()] == ["sentiment"]
+    assert [path.name for path in (recipe.run / "alone" / "export").iterdir()] == ["classifier"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_all_finds_mistakes_before_it_trains(
     [
         ("pretrain.start", "pretrained"),
         ("finetune.pretrained", "pretrained"),
-        ("soft_labels.teacher", "sentiment"),
+        ("soft_labels.teacher", "classifier"),
     ],
 )
 def test_all_refuses_to_start_from_a_link_that_it_changes(
@@ -230,20 +230,20 @@ def test_all_without_symbolic_links_makes_what_further_runs_start_from(
     places = [str(recipe_file), f"data={data}", f"run={tmp_path}", "pretrain.tokens=2560", "finetune.passes=0.5"]
     assert main(["all", *places]) == 0
     assert len([message for message in caplog.messages if "no symbolic links here" in message]) == 1
-    for name in ("pretrained", "sentiment"):
+    for name in ("pretrained", "classifier"):
         load_checkpoint(run / "export" / name)
 
     larger = ["pretrain.tokens=5120"]
     assert main(["pretrain", *places, *larger]) == 0
 
-    networks = [f"finetune.pretrained={run / 'pretrained'}", f"soft_labels.teacher={run / 'sentiment'}"]
+    networks = [f"finetune.pretrained={run / 'pretrained'}", f"soft_labels.teacher={run / 'classifier'}"]
     assert main(["all", *places, "name=next", *networks]) == 0
     made = json.loads(next(tmp_path.glob("next/stages/finetune-*/recipe.json")).read_text())
     assert re.fullmatch(rf"{run}/stages/pretrain-\w+/model", made["finetune"]["pretrained"])
     assert main(["evaluate", *places, "--weights", str(run)]) == 0
     assert "| stories " in capsys.readouterr().out
 
-    start = f"pretrain.start={run / 'sentiment'}"
+    start = f"pretrain.start={run / 'classifier'}"
     assert [main([command, *places, "name=third", start]) for command in ("tokenizer", "prepare", "pretrain")] == [
         0,
         0,
@@ -254,7 +254,7 @@ def test_all_without_symbolic_links_makes_what_further_runs_start_from(
     assert re.search(rf"name {run}/stages/pretrain-\w+/model, or give", capsys.readouterr().err)
 
     assert main(["clean", *places, *larger]) == 0
-    assert not (run / "sentiment").exists(), "the classifier of the smaller budget is removed"
+    assert not (run / "classifier").exists(), "the classifier of the smaller budget is removed"
     assert (run / "pretrained").read_text().startswith("stages/pretrain-")
 
 

@@ -293,7 +293,7 @@ def test_pipeline_links_lead_to_the_best_seed(make_recipe: MakeRecipe, sentiment
     two = Pipeline(load_recipe(recipe.loaded, [*recipe.overrides, "finetune.seeds=[1,2]"]))
     two.link_best()
     assert (recipe.folder / "finetune").resolve() == two.seeds[2].folder
-    assert (recipe.folder / "sentiment").resolve() == two.models()["sentiment"] == two.seeds[2].folder / "model"
+    assert (recipe.folder / "classifier").resolve() == two.models()["classifier"] == two.seeds[2].folder / "model"
 
 
 def test_pipeline_of_a_source_with_another_name_makes_no_training_again(make_recipe: MakeRecipe) -> None:

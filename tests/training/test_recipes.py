@@ -83,4 +83,4 @@ def test_recipe_of_a_tutorial_goes_from_its_file_to_an_export(name: str, folder:
     with redirect_stdout(io.StringIO()):
         assert main(["all", name, "--data", str(folder), f"run={folder / 'runs'}", *TINY]) == 0
     exported = [file.parent.name for file in (folder / "runs").rglob("export/*/model.safetensors")]
-    assert sorted(exported) == (["pretrained", "sentiment"] if load_recipe(name).finetune.train else ["pretrained"])
+    assert sorted(exported) == (["classifier", "pretrained"] if load_recipe(name).finetune.train else ["pretrained"])

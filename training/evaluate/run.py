@@ -33,7 +33,7 @@ from training.problems.estimates import Figure
 from training.recipe import SINGLE_LABEL, Recipe, source_name
 from training.runtime.device import choose_device
 from training.runtime.distributed import DistContext
-from training.runtime.files import write_json
+from training.runtime.files import read_json, write_json
 from training.stage import follow
 
 EXAMPLES = 2000
@@ -49,8 +49,8 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     """Evaluate the run's models, write `report.json`, `report.md` and plots into its folder, and return the Markdown.
 
     Args:
-        weights: folder with other checkpoints to evaluate on the recipe's texts: `pretrained/`, `sentiment/`. If one
-            of the two does not fit the recipe, the report says why.
+        weights: folder of other checkpoint directories to evaluate on the recipe's texts: a classifier, a pretrained
+            network or both. If one of the two does not fit the recipe, the report says why.
 
     Raises:
         RunError: the model is missing, or of another kind or with other labels than the recipe's.
@@ -83,9 +83,12 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.md"
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
-    classifier, network = (text_of.get(name, "") for name in ("sentiment", "pretrained"))
+    classifier, network = (text_of.get(name, "") for name in ("classifier", "pretrained"))
     text = "\n".join(filter(None, [classifier, wrong_answers(report), network, *notes]))
-    serve = _serve_line(recipe, weights) if report.classification else ""
+    served = found.get("classifier") if weights else recipe.exported("classifier")
+    serve = f"\nTo serve it:\n\n    BERT_SENTIMENT={shlex.quote(str(served))} bert-serve\n" * bool(
+        report.classification
+    )
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(pipeline, folder, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n{serve}", encoding="utf-8")
     # Written last, because it names the weights of all figures.
@@ -94,15 +97,14 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     return f"{text}{serve}"
 
 
-def _serve_line(recipe: Recipe, weights: Path | None) -> str:
-    """The command that serves the classifier: the exported one, or the evaluated one if it is not the run's own."""
-    folder = weights / "sentiment" if weights else recipe.exported("sentiment")
-    return f"\nTo serve it:\n\n    BERT_SENTIMENT={shlex.quote(str(folder))} bert-serve\n"
-
-
 def _models_in(folder: Path) -> dict[str, Path]:
-    found = {name: follow(folder / name) for name in ("pretrained", "sentiment")}
-    return {name: model for name, model in found.items() if model.is_dir()}
+    """The checkpoint directories in a folder: `pretrained`, `classifier`."""
+    found = {}
+    for model in map(follow, sorted(folder.glob("*"))):
+        if config := read_json(model / "config.json"):
+            is_classifier = "ForSequenceClassification" in str(config.get("architectures"))
+            found["classifier" if is_classifier else "pretrained"] = model
+    return found
 
 
 def _no_models(pipeline: Pipeline, weights: Path | None) -> RunError:
@@ -110,7 +112,7 @@ def _no_models(pipeline: Pipeline, weights: Path | None) -> RunError:
         return RunError("; ".join(pipeline.absent()) or "the recipe makes no model")
     holders = [place for place in (weights.parent, Path("model/weights")) if _models_in(place)]
     guess = f"; did you mean {holders[0]}?" if holders else ""
-    return RunError(f"--weights {weights}: the folder must hold pretrained/ or sentiment/{guess}")
+    return RunError(f"--weights {weights}: the folder must hold checkpoint directories{guess}")
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ def _plot(pipeline: Pipeline, folder: Path, report: Report) -> list[Path]:
 def _plot_losses(pipeline: Pipeline) -> list[Path]:
     written = []
     for name, model in pipeline.models().items():
-        is_classifier = name == "sentiment"
+        is_classifier = name == "classifier"
         file = pipeline.recipe.folder / ("finetune-loss.png" if is_classifier else "pretrain-loss.png")
         entropy = None if is_classifier else PreparedText.open(pipeline.corpus.folder).unigram_entropy
         if plot_losses(RunLog(model.parent / "log.jsonl"), file, entropy):

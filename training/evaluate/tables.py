@@ -52,7 +52,7 @@ def tables(report: Report) -> dict[str, str]:
         parts = [*_verdicts(report), _classification_table(report), *_calibration_sentences(report)]
         parts += [*_domain_sentences(report), _label_table(report), _seed_table(report.seeds)]
         parts += [] if report.seed is None else [f"The seed of this model is {report.seed}.\n"]
-        found["sentiment"] = "\n".join(filter(None, parts))
+        found["classifier"] = "\n".join(filter(None, parts))
     if report.pretraining:
         found["pretrained"] = _pretraining_table(report.pretraining)
     return found

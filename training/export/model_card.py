@@ -15,12 +15,12 @@ from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, sourc
 from training.runtime.files import read_json, write_json
 
 _TEMPLATE = Path(__file__).with_suffix(".md")
-_PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "answers-*.png")}
+_PLOTS = {"pretrained": ("pretrain-loss.png",), "classifier": ("finetune-loss.png", "answers-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 """Overrides that depend on the machine of a run."""
 _NETWORKS = ("start", "pretrained", "teacher")
 """Keys of paths in the folders of runs."""
-_READABLE = {r"finetune-\w+/model$": "sentiment", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
+_READABLE = {r"finetune-\w+/model$": "classifier", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
 """Results in the folder `stages` of a run, and their readable paths."""
 
 
@@ -56,7 +56,7 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: str)
         description=trained.description,
         command=f"bert-train all {arguments}",
         start=f"`{start}`" if start else default_start,
-        teachers=_teachers_line(trained) if name == "sentiment" else "",
+        teachers=_teachers_line(trained) if name == "classifier" else "",
         run=_run_line(run),
         resolved=RESOLVED,
         data="\n".join(_source_line(source, notes.get(source_name(source), source.note)) for source in sources),

@@ -15,7 +15,8 @@ from training.recipe import Recipe
 from training.runtime.checkpoint_dir import check_target, replacing
 from training.stage import follow
 
-NAMES = ("pretrained", "sentiment")
+SETTINGS = {"pretrained": "BERT_PRETRAINED", "classifier": "BERT_SENTIMENT"}
+"""Networks of a run, and the settings of the service that name them."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +42,17 @@ def export(pipeline: Pipeline) -> list[Path]:
         logger.info("%s: a copy of %s", target, made[name])
     here = Path.cwd()
     shown = {name: t.relative_to(here) if t.is_relative_to(here) else t for name, t in targets.items()}
-    settings = " ".join(f"BERT_{name.upper()}={shlex.quote(str(target))}" for name, target in shown.items())
+    settings = " ".join(f"{SETTINGS[name]}={shlex.quote(str(target))}" for name, target in shown.items())
     logger.info("next: %s bert-serve", settings)
     return list(targets.values())
 
 
 def check_targets(recipe: Recipe) -> None:
     """Raise RunError if an export directory holds other files than a checkpoint's, or belongs to the run itself."""
-    own = {follow(recipe.folder / name).resolve() for name in NAMES}
-    for name in NAMES:
+    own = {follow(recipe.folder / name).resolve() for name in SETTINGS}
+    for name in SETTINGS:
         target = recipe.exported(name)
         if follow(target).resolve() in own:
-            key = "classifier" if name == "sentiment" and recipe.export.classifier else "folder"
+            key = "classifier" if name == "classifier" and recipe.export.classifier else "folder"
             raise RunError(f"export.{key} is in {recipe.folder}, whose networks later stages start from; name another")
         check_target(target)

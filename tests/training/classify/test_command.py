@@ -123,9 +123,9 @@ def test_recipe_works_from_any_folder_with_any_characters_in_paths(
             assert recipe.folder == plan.recipe.folder
             assert recipe.export.classifier == recipe.folder / "model"
             assert sum(texts_of(recipe).values()) == 60
-    assert plan.recipe.exported("sentiment") == tmp_path / "overall" / "model"
+    assert plan.recipe.exported("classifier") == tmp_path / "overall" / "model"
     here = planned("Übersicht (neu) [1].csv", "mein Modell [1]").recipe
-    assert here.exported("sentiment") == Path.cwd() / "mein Modell [1]" / "model"
+    assert here.exported("classifier") == Path.cwd() / "mein Modell [1]" / "model"
 
 
 def test_recipe_has_the_overrides_and_no_more_than_it_needs(tmp_path: Path) -> None:

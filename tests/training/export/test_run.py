@@ -160,7 +160,7 @@ def test_export_of_the_models_that_exist(make_recipe: MakeRecipe, caplog: pytest
 def test_export_ends_with_the_command_to_serve(run: Recipe, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     written = export(Pipeline(run))
-    assert written == [run.folder / "export" / name for name in ("pretrained", "sentiment")]
+    assert written == [run.folder / "export" / name for name in ("pretrained", "classifier")]
     assert [line.partition(": a copy of ")[0] for line in caplog.messages[-3:-1]] == list(map(str, written))
     settings = " ".join(f"BERT_{path.name.upper()}={path}" for path in written)
     assert caplog.messages[-1] == f"next: {settings} bert-serve"
@@ -182,7 +182,7 @@ def test_export_says_where_to(run: Recipe, recipe_file: Path, tmp_path: Path) ->
     assert load_checkpoint(tmp_path / "my model [2]").config.labels == ["NEGATIVE", "POSITIVE"]
 
 
-@pytest.mark.parametrize("key", ["folder=", "classifier=pretrained", "classifier=sentiment"])
+@pytest.mark.parametrize("key", ["folder=", "classifier=pretrained", "classifier=classifier"])
 def test_export_into_the_runs_own_folder_is_refused(run: Recipe, recipe_file: Path, key: str) -> None:
     before = (run.folder / "pretrained" / "model.safetensors").read_bytes()
     name, _, path = key.partition("=")
@@ -193,12 +193,12 @@ def test_export_into_the_runs_own_folder_is_refused(run: Recipe, recipe_file: Pa
 
 
 def test_export_writes_nothing_if_one_directory_has_other_files(run: Recipe) -> None:
-    foreign = run.folder / "export" / "sentiment" / "notes.txt"
+    foreign = run.folder / "export" / "classifier" / "notes.txt"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("mine")
     with pytest.raises(RunError, match="holds other files than a checkpoint's"):
         export(Pipeline(run))
-    assert [path.name for path in (run.folder / "export").iterdir()] == ["sentiment"]
+    assert [path.name for path in (run.folder / "export").iterdir()] == ["classifier"]
     assert foreign.read_text() == "mine"
 
 
@@ -244,7 +244,7 @@ def test_card_has_figures_and_plots_of_these_weights(run: Recipe) -> None:
         assert table not in other
     pictures = [re.findall(r"\]\((\S+\.png)\)", card) for card in cards]
     assert pictures == [["pretrain-loss.png"], ["finetune-loss.png", "answers-reviews.png"]]
-    for folder, names in zip(("pretrained", "sentiment"), pictures, strict=True):
+    for folder, names in zip(("pretrained", "classifier"), pictures, strict=True):
         assert all((run.folder / "export" / folder / name).is_file() for name in names)
 
 
@@ -340,4 +340,4 @@ def test_card_command_runs(
     assert str(tmp_path) not in command
     monkeypatch.chdir(there)
     assert main(shlex.split(command)[1:]) == 0
-    assert (there / "runs" / "tiny" / "export" / "sentiment" / "README.md").is_file()
+    assert (there / "runs" / "tiny" / "export" / "classifier" / "README.md").is_file()

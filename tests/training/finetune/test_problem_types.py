@@ -59,7 +59,7 @@ def figures(folder: Path) -> dict[str, dict[str, float]]:
 def served(folder: Path, pretrained: Path, text: str) -> list[float]:
     """The scores that the service computes for a text."""
     backend = TorchBackend(
-        BackendConfig(pretrained, folder / "export" / "sentiment", device="cpu", dtype="float32", threads=1)
+        BackendConfig(pretrained, folder / "export" / "classifier", device="cpu", dtype="float32", threads=1)
     )
     backend.load()
     model = backend.info.models["sentiment"]
@@ -70,7 +70,7 @@ def served(folder: Path, pretrained: Path, text: str) -> list[float]:
 
 
 def logits(folder: Path, text: str) -> torch.Tensor:
-    loaded = load_checkpoint(folder / "export" / "sentiment")
+    loaded = load_checkpoint(folder / "export" / "classifier")
     assert isinstance(loaded.model, BertForSequenceClassification)
     with torch.no_grad():
         return loaded.model.eval()(PackedBatch.pack([loaded.tokenizer.encode(text).input_ids], outputs=[[0]]))[0]
@@ -88,10 +88,10 @@ def test_several_labels_from_a_recipe_to_the_service(
     found = figures(folder)
     assert found["this model"]["micro_f1"] > found["always the most frequent labels"]["micro_f1"] + 0.1
     assert found["TF-IDF + linear SVM"]["micro_f1"] > 0.9
-    config = load_checkpoint(folder / "export" / "sentiment").config
+    config = load_checkpoint(folder / "export" / "classifier").config
     assert (config.problem_type, config.labels) == ("multi_label_classification", ["GOOD", "DOG"])
     assert served(folder, pretrained, TEXT) == pytest.approx(logits(folder, TEXT).sigmoid().tolist(), abs=1e-3)
-    assert "multi-label classifier: GOOD, DOG" in (folder / "export" / "sentiment" / "README.md").read_text()
+    assert "multi-label classifier: GOOD, DOG" in (folder / "export" / "classifier" / "README.md").read_text()
 
 
 def test_numbers_from_a_recipe_to_the_service(
@@ -105,7 +105,7 @@ def test_numbers_from_a_recipe_to_the_service(
     assert max(errors["this model"], errors["TF-IDF + linear SVM"]) < 0.6 * errors["always the mean"]
     record = json.loads((folder / "finetune" / "done.json").read_text())
     assert record["result"]["dev_score"] < 0, "higher is better"
-    config = load_checkpoint(folder / "export" / "sentiment").config
+    config = load_checkpoint(folder / "export" / "classifier").config
     assert (config.problem_type, config.labels) == ("regression", ["about"])
     (number,) = logits(folder, TEXT).tolist()
     assert number == pytest.approx(200_003, abs=1)

@@ -127,7 +127,7 @@ def test_finetune_labels_join_values_and_leave_some_out(
     recipe = make_recipe("finetune.passes=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}")
     recipe = changed(recipe, train=(source,), test=(), labels=labels)
     assert made(recipe, "finetune")
-    assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["BAD", "GOOD"]
+    assert load_checkpoint(recipe.folder / "classifier").config.labels == ["BAD", "GOOD"]
     assert (PreparedText.open(recipe.folder / "labelled").column("parts") == Part.TRAIN).sum() == 40
 
 
@@ -192,7 +192,7 @@ def test_finetune_keeps_the_best_of_several_seeds(finished: Recipe) -> None:
     folders = [seed_folder(finished, seed) / "model" for seed in (1, 2)]
     assert not same(*folders)
     best = max(results, key=lambda seed: results[seed].dev_score or 0)
-    assert (finished.folder / "sentiment").resolve() == seed_folder(finished, best) / "model"
+    assert (finished.folder / "classifier").resolve() == seed_folder(finished, best) / "model"
     assert (finished.folder / "finetune").resolve() == seed_folder(finished, best)
     resolved = read_resolved(folders[0].parent)
     assert resolved is not None
@@ -201,7 +201,7 @@ def test_finetune_keeps_the_best_of_several_seeds(finished: Recipe) -> None:
 
 
 def test_finetune_checkpoint_has_labels_and_truncation(finished: Recipe) -> None:
-    config = load_checkpoint(finished.folder / "sentiment").config
+    config = load_checkpoint(finished.folder / "classifier").config
     assert config.labels == ["NEGATIVE", "POSITIVE"]
     assert config.truncation == "head_tail"
 
@@ -217,7 +217,7 @@ def test_finetune_of_seeds_that_are_trained_only_chooses_among_them(
     for seeds in ((1, 2), (2,), (1,)):
         assert made(changed(recipe, seeds=seeds), "finetune")
         assert caplog.messages[-1] == f"{seed_folder(changed(recipe, seeds=seeds), seeds[-1])}: already there"
-    assert (recipe.folder / "sentiment").resolve() == seed_folder(recipe, 1) / "model"
+    assert (recipe.folder / "classifier").resolve() == seed_folder(recipe, 1) / "model"
 
 
 def test_finetune_killed_ends_with_the_same_weights(
@@ -229,9 +229,9 @@ def test_finetune_killed_ends_with_the_same_weights(
     until(process, " 68%, ")
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
-    assert not (recipe.folder / "sentiment").exists()
+    assert not (recipe.folder / "classifier").exists()
     assert made(recipe, "finetune")
-    assert same(recipe.folder / "sentiment", finished.folder / "sentiment")
+    assert same(recipe.folder / "classifier", finished.folder / "classifier")
     assert Pipeline(recipe).results() == Pipeline(finished).results()
 
 
@@ -240,7 +240,7 @@ def test_finetune_without_dev_keeps_the_last_weights(make_recipe: MakeRecipe) ->
     assert made(recipe, "finetune")
     (result,) = Pipeline(recipe).results().values()
     assert result.dev_score is None
-    assert (recipe.folder / "sentiment" / "model.safetensors").is_file()
+    assert (recipe.folder / "classifier" / "model.safetensors").is_file()
 
 
 def test_finetune_never_keeps_or_exports_weights_after_a_nan(
@@ -249,7 +249,7 @@ def test_finetune_never_keeps_or_exports_weights_after_a_nan(
     recipe = save_new_network(make_recipe())
     assert main(command(recipe, recipe_file, "finetune.learning_rate=1e30", "checkpoint_minutes=1e-9")) == 1
     assert "with a lower learning_rate" in capsys.readouterr().err
-    assert not (recipe.folder / "sentiment").exists()
+    assert not (recipe.folder / "classifier").exists()
     for file in recipe.folder.glob("stages/finetune-*/*.pt"):
         saved = torch.load(file, weights_only=True)
         assert all(tensor.isfinite().all() for tensor in saved["model"].values())
@@ -263,7 +263,7 @@ def test_finetune_on_two_processes_prepares_text_once_and_keeps_one_classifier(
     status, out, errors = finish(start(*command(recipe, recipe_file, *changes), launcher=TORCHRUN))
     assert status == 0, errors
     assert out.count("train       100%") == 1, "rank 0 logs"
-    assert isinstance(load_checkpoint(recipe.folder / "sentiment").model, BertForSequenceClassification)
+    assert isinstance(load_checkpoint(recipe.folder / "classifier").model, BertForSequenceClassification)
 
 
 # --- what it starts from -------------------------------------------------------------------------------------------
@@ -292,18 +292,18 @@ def test_classifier_starts_from_a_checkpoint_without_next_sentence_head(
 
 
 def test_classifier_continues_from_a_classifier_of_the_same_labels(make_recipe: MakeRecipe, finished: Recipe) -> None:
-    source = load_checkpoint(finished.folder / "sentiment").model
+    source = load_checkpoint(finished.folder / "classifier").model
     assert isinstance(source, BertForSequenceClassification)
     further = classifier_from(source, FinetuneConfig(), seed=7)
     before = source.state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in further.state_dict().items())
-    start = f"finetune.pretrained={finished.folder / 'sentiment'}"
+    start = f"finetune.pretrained={finished.folder / 'classifier'}"
     recipe = make_recipe(start, "finetune.passes=0.2")
     assert made(recipe, "finetune")
 
 
 def test_classifier_of_other_labels_gives_encoder_and_pooler(finished: Recipe) -> None:
-    source = load_checkpoint(finished.folder / "sentiment").model
+    source = load_checkpoint(finished.folder / "classifier").model
     assert isinstance(source, BertForSequenceClassification)
     model = classifier_from(source, FinetuneConfig(labels={"a": "A", "b": "B"}), seed=7)
     before, after = source.state_dict(), model.state_dict()
@@ -312,10 +312,10 @@ def test_classifier_of_other_labels_gives_encoder_and_pooler(finished: Recipe) -
 
 
 def test_classifier_continues_with_its_labels_in_its_own_order(make_recipe: MakeRecipe, finished: Recipe) -> None:
-    start = f"finetune.pretrained={finished.folder / 'sentiment'}"
+    start = f"finetune.pretrained={finished.folder / 'classifier'}"
     recipe = make_recipe(start, "finetune.passes=0.2", "finetune.labels={1='POSITIVE',0='NEGATIVE'}")
     assert made(recipe, "finetune")
-    assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["NEGATIVE", "POSITIVE"]
+    assert load_checkpoint(recipe.folder / "classifier").config.labels == ["NEGATIVE", "POSITIVE"]
     assert "| reviews | 20 |" in squeezed(evaluate(Pipeline(recipe)))
 
 
@@ -329,10 +329,10 @@ def test_finetune_with_another_setting_or_network_is_another_result(
     network = recipe.pretrain.model_copy(update={"learning_rate": 0.5})
     for other in (changed(recipe, passes=1), recipe.model_copy(update={"pretrain": network})):
         assert made(save_new_network(other, seed=2), "finetune")
-        assert not same(recipe.folder / "sentiment", seed_folder(recipe) / "model")
+        assert not same(recipe.folder / "classifier", seed_folder(recipe) / "model")
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(seed_folder(recipe) / "model").items())
     assert made(recipe, "finetune")
-    assert (recipe.folder / "sentiment").resolve() == seed_folder(recipe) / "model"
+    assert (recipe.folder / "classifier").resolve() == seed_folder(recipe) / "model"
 
 
 def test_finetune_reads_texts_as_often_as_passes_say(finished: Recipe) -> None:
@@ -391,7 +391,7 @@ def test_finetune_pretrained_names_another_checkpoint(make_recipe: MakeRecipe, s
     recipe = make_recipe(f"finetune.pretrained={elsewhere}", "finetune.passes=0.2")
     assert made(recipe, "finetune")
     vocab_size = load_checkpoint(elsewhere).config.vocab_size
-    assert load_checkpoint(recipe.folder / "sentiment").config.vocab_size == vocab_size
+    assert load_checkpoint(recipe.folder / "classifier").config.vocab_size == vocab_size
 
 
 def test_finetune_max_length_above_the_positions_of_the_network_is_refused(

@@ -64,7 +64,7 @@ def teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory
     recipe = make_recipe_in(tmp_path_factory.mktemp("teacher"), *LARGER, "finetune.passes=12")
     torch.set_num_threads(1)
     assert made(save_new_network(recipe), "finetune")
-    return recipe.folder / "sentiment"
+    return recipe.folder / "classifier"
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
     recipe = save_new_network(set_teaching(recipe, sources=(unlabelled,)))
     assert made(recipe, "soft-labels")
     assert made(recipe, "finetune")
-    loaded = load_checkpoint(recipe.folder / "sentiment")
+    loaded = load_checkpoint(recipe.folder / "classifier")
     assert isinstance(loaded.model, BertForSequenceClassification)
     window = labelled(recipe).window()
     texts = labelled_window(window, trained_on(window), loaded.tokenizer, 48, 1.0)
@@ -273,11 +273,11 @@ def test_card_names_the_teachers(recipe: Recipe) -> None:
     assert recipe.soft_labels is not None
     own = set_teaching(recipe, teacher=None, folds=2, weight=0.7)
     (recipe.run / "big").mkdir()
-    beside = recipe.run / "big" / "sentiment"
+    beside = recipe.run / "big" / "classifier"
     shutil.copytree(recipe.soft_labels.teacher or "", beside)
     for each, words in (
         (own, "2 classifiers, each on the texts that it has not read, too, with the weight 0.7."),
-        (set_teaching(recipe, teacher=beside, weight=0.9), "`runs/big/sentiment` too, with the weight 0.9."),
+        (set_teaching(recipe, teacher=beside, weight=0.9), "`runs/big/classifier` too, with the weight 0.9."),
     ):
         assert made(each, "soft-labels", "finetune")
         *_, target = export(Pipeline(each))
