@@ -234,10 +234,11 @@ class PretrainConfig(_Strict):
     start: Path | None = None
     """Checkpoint directory to start from. Its shape and vocabulary replace `[model]` and `[tokenizer]`. Use another
     `seed` than its run had, because the same examples would come first again."""
-    tokens: Positive | None = 5_000_000
-    """Budget in tokens."""
+    tokens: Positive | None = None
+    """Budget in tokens. If absent, 5,000,000, or as many as fit into `minutes`."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes instead, evaluations included; the tokens that fit are fixed after 12 steps."""
+    """Budget in minutes, evaluations included; the tokens that fit are fixed after 12 steps. With `tokens` too, the
+    smaller budget counts."""
     batch_tokens: Positive = 2048
     """Tokens per optimizer step over all processes: a multiple of `micro_batch_tokens`, or less. Raise it for many
     steps or a large network."""
@@ -251,16 +252,10 @@ class PretrainConfig(_Strict):
     """Dropout of hidden states. Attention has none."""
     examples: ExamplesConfig = ExamplesConfig()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _minutes_replace_the_default(cls, values: Any) -> Any:
-        return {"tokens": None} | values if isinstance(values, dict) and "minutes" in values else values
-
-    @model_validator(mode="after")
-    def _one_budget(self) -> PretrainConfig:
-        if (self.minutes is None) == (self.tokens is None):
-            raise ValueError("give exactly one budget: tokens or minutes")
-        return self
+    @property
+    def budget_tokens(self) -> int | None:
+        """Budget in tokens; None if only `minutes` limit the run."""
+        return self.tokens or (None if self.minutes else 5_000_000)
 
 
 class SoftLabelsConfig(_Strict):
@@ -489,21 +484,13 @@ class Recipe(_Strict):
 
 # --- reading and writing -------------------------------------------------------------------------------------------
 
-_RENAMED = {"gpu": "shipped"}
-"""Recipes of version 0.2."""
-
-_TRAINED_START = "pretrain.start trains a network on (docs/training.md, A trained start)"
 _GONE = {
-    "adapt": f"no such table since 0.3: {_TRAINED_START}",
     "pretrain.average_fraction": "no such key any more: delete it, because the learning rate falls to 0 at the end",
     "distill": "the table is called soft_labels",
     "finetune.epochs": "the key is called finetune.passes",
-    "pretrain.before_decay": f"no such key any more: {_TRAINED_START}",
+    "pretrain.before_decay": "no such key any more: pretrain.start trains a network on (docs/training.md)",
 }
 """Tables and keys of earlier versions, and what to use instead."""
-
-_OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
-"""An override of one budget replaces the other, because TOML has no value that unsets a key."""
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -529,7 +516,7 @@ def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[s
     file = folder / name if name.endswith(".toml") else RECIPES / f"{name}.toml"
     if not file.is_file():
         known = sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
-        now = _RENAMED.get(name) or next((each for each in known if each.endswith(f"/{name}")), None)
+        now = next((each for each in known if each.endswith(f"/{name}")), None)
         hint = f"it is called {now} now" if now else f"the shipped ones are {', '.join(known)}"
         if Path(f"{name}.toml").is_file():
             hint = f"did you mean {name}.toml?"
@@ -549,13 +536,11 @@ def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[s
 
 
 def _merged(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with the values of others in place of theirs. A budget replaces the other one."""
+    """Tables with the values of others in place of theirs."""
     made = dict(base)
     for key, value in values.items():
         old = made.get(key)
         made[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    if {"tokens", "minutes"} <= made.keys():
-        del made["minutes" if "tokens" in values else "tokens"]
     return made
 
 
@@ -654,5 +639,4 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     field = dict(recipe_keys()).get(key)
     if field is not None and field.annotation in (str, Path, Path | None) and not isinstance(value, str):
         value = text
-    values.pop(_OTHER_BUDGET.get(key, ""), None)
     values[leaf] = value

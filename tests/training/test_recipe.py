@@ -28,12 +28,9 @@ def test_recipe_that_ships_is_valid_and_has_the_name_of_its_file(name: str) -> N
     assert recipe.description
 
 
-@pytest.mark.parametrize(
-    ("old", "now"), [("gpu", "shipped"), ("imdb", "examples/imdb"), ("wikitext", "examples/wikitext")]
-)
-def test_recipe_of_version_0_2_names_its_new_name(old: str, now: str) -> None:
-    with pytest.raises(RecipeError, match=f"no such recipe; it is called {now} now"):
-        load_recipe(old)
+def test_recipe_in_a_folder_is_named() -> None:
+    with pytest.raises(RecipeError, match="no such recipe; it is called examples/imdb now"):
+        load_recipe("imdb")
 
 
 def test_recipe_without_its_suffix_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +49,7 @@ def test_recipe_takes_what_it_does_not_say_from_another(tmp_path: Path) -> None:
     )
     recipe = load_recipe(str(tmp_path / "mine.toml"), ["seed=8"])
     assert (recipe.name, recipe.seed, recipe.pretrain.learning_rate) == ("mine", 8, 1e-3)
-    assert (recipe.pretrain.tokens, recipe.pretrain.minutes) == (None, 2), "one budget takes the place of the other"
+    assert (recipe.pretrain.tokens, recipe.pretrain.minutes) == (9, 2), "the smaller budget counts"
     assert recipe.finetune.labels == {"1": "A", "2": "C"}
     assert load_recipe("cpu").finetune.test == load_recipe("english").finetune.test
     assert load_recipe("shipped").corpus == load_recipe("english").corpus
@@ -82,19 +79,16 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
     assert recipe.overrides == tuple(overrides)
 
 
-def test_override_of_one_budget_replaces_the_other(recipe_file: Path) -> None:
-    recipe = load_recipe(str(recipe_file), ["pretrain.minutes=5"])
-    assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (5, None)
-    recipe = load_recipe(str(recipe_file), ["pretrain.minutes=5", "pretrain.tokens=7"])
-    assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (None, 7)
-
-
-def test_budget_has_a_default_where_a_recipe_gives_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "tokens"),
+    [((), 5_000_000), (("minutes=5",), None), (("tokens=7",), 7), (("minutes=5", "tokens=7"), 7)],
+)
+def test_budget_has_a_default_where_a_recipe_gives_none(
+    tmp_path: Path, overrides: tuple[str, ...], tokens: int | None
+) -> None:
     (tmp_path / "short.toml").write_text('name = "short"')
-    recipe = load_recipe(str(tmp_path / "short.toml"), ["pretrain.learning_rate=1e-3"])
-    assert recipe.pretrain.tokens == load_recipe(str(tmp_path / "short.toml")).pretrain.tokens == 5_000_000
-    recipe = load_recipe(str(tmp_path / "short.toml"), ["pretrain.minutes=5"])
-    assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (5, None)
+    recipe = load_recipe(str(tmp_path / "short.toml"), [f"pretrain.{override}" for override in overrides])
+    assert recipe.pretrain.budget_tokens == tokens
 
 
 def test_overrides_of_text_keys_are_taken_literally(recipe_file: Path) -> None:
@@ -131,7 +125,6 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
     ("override", "message"),
     [
         ("pretrain.batch_tokens=0", r"pretrain\.batch_tokens: .*greater than 0"),
-        ("pretrain={tokens=5,minutes=5}", "give exactly one budget: tokens or minutes"),
         ("pretrain.examples.short_length=4", r"pretrain\.examples\.short_length: .*greater than or equal to 8"),
         ("pretrain.examples.long_length=16", "long_length 16 is below short_length 32"),
         ("pretrain.examples.random_fraction=0.7", r"pretrain\.examples\.random_fraction: .*less than or equal to 0\.5"),
@@ -140,7 +133,6 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("model.hidden_size=200", "model: hidden_size is 200: give a multiple of 64, or less than 128"),
         ("soft_labels=2000000", r"soft_labels: give a table, such as \[soft_labels\]"),
         ("pretrain.average_fraction=0.1", r"pretrain\.average_fraction: no such key any more: delete it, because"),
-        ("adapt.tokens=5", r"adapt: no such table since 0\.3: pretrain\.start trains a network on"),
         (
             "pretrain.before_decay=a.pt",
             r"pretrain\.before_decay: no such key any more: pretrain\.start trains a network",
@@ -252,17 +244,8 @@ def test_source_name_is_safe_as_a_folder(recipe_file: Path) -> None:
     assert [source_name(source) for source in recipe.corpus.sources] == ["my-texts", "owner-name-config", "up"]
 
 
-@pytest.mark.parametrize("budget", ["pretrain.tokens=7", "pretrain.minutes=0.5"])
-def test_resolved_recipe_is_read_back_equal(recipe_file: Path, tmp_path: Path, budget: str) -> None:
-    overrides = [
-        budget,
-        "pretrain.start=some/checkpoint",
-        "soft_labels.teacher=t",
-        "export.folder=e",
-    ]
-    if "minutes" in budget:
-        recipe_file = tmp_path / "minutes.toml"
-        recipe_file.write_text('name = "minutes"\n')
+def test_resolved_recipe_is_read_back_equal(recipe_file: Path, tmp_path: Path) -> None:
+    overrides = ["pretrain.minutes=0.5", "pretrain.start=some/checkpoint", "soft_labels.teacher=t", "export.folder=e"]
     recipe = load_recipe(str(recipe_file), overrides)
     write_resolved(recipe, tmp_path / "run")
     assert read_resolved(tmp_path / "run") == recipe

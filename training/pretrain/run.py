@@ -102,7 +102,7 @@ def _trainer(
         loss,
         stream,
         TrainConfig(
-            budget_tokens=config.tokens,
+            budget_tokens=config.budget_tokens,
             batch_tokens=config.batch_tokens,
             micro_batch_tokens=stream.micro_batch_tokens,
             learning_rate=config.learning_rate,
