@@ -102,11 +102,6 @@ def test_unknown_label_names_the_row_and_the_labels(tmp_path: Path) -> None:
         parts(recipe_of(tmp_path, write(tmp_path, rows)))
 
 
-def test_source_without_label_column_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="fine-tuning needs the source's `label`, the column of labels"):
-        parts(recipe_of(tmp_path, write(tmp_path, alphabet(), label=None)))
-
-
 @pytest.mark.parametrize("number", [0, 3, 5])
 def test_missing_label_is_counted_as_in_the_file(tmp_path: Path, number: int) -> None:
     rows = alphabet()[:6]
@@ -206,18 +201,6 @@ def test_no_text_is_in_both_train_and_dev(tmp_path: Path) -> None:
     assert len(hashes[0] | hashes[1]) == 16
 
 
-def test_groups_are_never_split(tmp_path: Path) -> None:
-    rows = [
-        {"text": f"{letter} good {i}", "label": i % 2, "film": letter} for letter in ascii_lowercase for i in range(3)
-    ]
-    train, dev = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows, group="film"), dev_fraction=0.3))
-    films = [{document.group for document, _ in part} for part in (train, dev)]
-    assert not films[0] & films[1]
-    assert len(films[0] | films[1]) == 26
-    assert len(train) + len(dev) == len(rows)
-    assert 0 < len(dev) < len(train)
-
-
 @pytest.mark.parametrize("treebank", ["kept", "both"])
 def test_phrases_are_in_the_part_of_the_longest_text_that_contains_them(tmp_path: Path, treebank: str) -> None:
     sentences = [f"{c} film is n't {c} good" for c in ascii_lowercase]
@@ -265,23 +248,6 @@ def test_test_texts_are_apart_from_train_and_dev_with_their_groups_and_repetitio
     _, dev_alone = train_and_dev(recipe_of(tmp_path, source, dev_fraction=0.2))
     _, dev_beside = train_and_dev(recipe_of(tmp_path, source, dev_fraction=0.2, test_fraction=0.3))
     assert dev_alone == dev_beside
-
-
-def test_test_texts_are_those_of_test_sources_if_there_are_any(tmp_path: Path) -> None:
-    test = write(tmp_path, [{"text": "good", "label": 1}], name="test")
-    recipe = recipe_of(tmp_path, write(tmp_path, alphabet()), test=(test,), test_fraction=0.5)
-    assert [(name, texts(part)) for name, part in parts(recipe).items() if name.startswith("test/")] == [
-        ("test/test", ["good"])
-    ]
-    assert len(train_and_dev(recipe)[0]) == 26
-
-
-def test_both_spellings_of_a_text_are_in_one_part(tmp_path: Path) -> None:
-    rows = [{"text": f"it is n't ``{c}''", "label": i % 2} for i, c in enumerate(ascii_lowercase)]
-    train, dev = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows, treebank="both"), dev_fraction=0.3))
-    assert len(train) + len(dev) == 2 * len(rows)
-    for part in (train, dev):
-        assert set(Counter(text_hash(text) for text in texts(part)).values()) == {2}
 
 
 def test_repeated_text_is_trained_on_once_and_may_be_in_dev_as_often_as_it_occurs(
