@@ -95,7 +95,7 @@ def test_all_writes_a_report_with_tables_and_plots(trained: Path) -> None:
     assert figures["labels"] == ["NEGATIVE", "POSITIVE"]
     assert figures["classification"]["reviews"]["texts"] == 20
     report = (trained / "report.md").read_text()
-    for name in ("pretrain-loss", "finetune-loss", "answers-reviews"):
+    for name in ("pretrained", "classifier"):
         assert f"]({name}.png)" in report
         assert (trained / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 

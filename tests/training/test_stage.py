@@ -36,7 +36,7 @@ class Maker:
 
 def stage(run: Path, settings: dict[str, Any] | None = None, make: Any = None, **more: Any) -> Stage:
     named = {"name": "corpus", "command": "prepare", "links": {"corpus": "", "inside": "inner"}} | more
-    return Stage(run=run, settings=settings or {"size": 1}, make=make or Maker(), **named)
+    return Stage(run_folder=run, settings=settings or {"size": 1}, make=make or Maker(), **named)
 
 
 def test_stage_is_found_by_a_readable_path_while_it_is_made(tmp_path: Path) -> None:

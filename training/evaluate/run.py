@@ -18,13 +18,13 @@ from training.corpus.fingerprint import checkpoint_hash
 from training.corpus.reader import PreparedText
 from training.errors import MissingTextError, RunError
 from training.evaluate.classifier import BAG, OURS, report_on
-from training.evaluate.plots import plot_answers, plot_losses
+from training.evaluate.plots import plot
 from training.evaluate.tables import Report, tables, title_of, wrong_answers
 from training.finetune.selection import SeedResult, best_seed
 from training.loop.log import RunLog
 from training.metrics.classification import check_reading, load_classifier, predict_classification
 from training.metrics.pretraining import evaluate_pretraining
-from training.metrics.texts import DEV, PAIR, EvaluatedTexts, reported_texts
+from training.metrics.texts import EvaluatedTexts, reported_texts
 from training.pipeline import Pipeline
 from training.pretrain.run import load_pretrained, open_heldout
 from training.problems.base import Problem
@@ -232,25 +232,15 @@ def _scores(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, Evaluated
 
 
 def _plot(pipeline: Pipeline, folder: Path, report: Report) -> list[Path]:
-    """Write the plots, in place of an earlier report's."""
-    for pattern in ("*-loss.png", "answers-*.png"):
-        for old in folder.glob(pattern):
-            old.unlink()
-    written = _plot_losses(pipeline) if folder == pipeline.recipe.folder else []
-    for name, test in report.classification.items():
-        slug = name.replace(PAIR, "-pair").replace(DEV, "-dev")
-        if test.reliability:
-            written.append(folder / f"answers-{slug}.png")
-            plot_answers(test.confusion, test.reliability, report.labels, written[-1])
-    return written
-
-
-def _plot_losses(pipeline: Pipeline) -> list[Path]:
+    """Write a figure for each network, in place of an earlier report's. The losses are those of the run's own ones."""
+    models = pipeline.models() if folder == pipeline.recipe.folder else {}
     written = []
-    for name, model in pipeline.models().items():
-        is_classifier = name == "classifier"
-        file = pipeline.recipe.folder / ("finetune-loss.png" if is_classifier else "pretrain-loss.png")
-        entropy = None if is_classifier else PreparedText.open(pipeline.corpus.folder).unigram_entropy
-        if plot_losses(RunLog(model.parent / "log.jsonl"), file, entropy):
+    for name, tests in (("pretrained", {}), ("classifier", report.classification)):
+        file, log, entropy = folder / f"{name}.png", list[dict[str, Any]](), None
+        file.unlink(missing_ok=True)
+        if name in models:
+            log = list(RunLog(models[name].parent / "log.jsonl"))
+            entropy = PreparedText.open(pipeline.corpus.folder).unigram_entropy if name == "pretrained" else None
+        if plot(file, log, entropy, tests, report.labels):
             written.append(file)
     return written

@@ -15,11 +15,12 @@ from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, sourc
 from training.runtime.files import read_json, write_json
 
 _TEMPLATE = Path(__file__).with_suffix(".md")
-_PLOTS = {"pretrained": ("pretrain-loss.png",), "classifier": ("finetune-loss.png", "answers-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 """Overrides that depend on the machine of a run."""
 _NETWORKS = ("start", "pretrained", "teacher")
 """Keys of paths in the folders of runs."""
+_MODELS = ("pretrained", "classifier")
+"""Readable paths of networks in a run."""
 _READABLE = {r"finetune-\w+/model$": "classifier", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
 """Results in the folder `stages` of a run, and their readable paths."""
 
@@ -73,10 +74,10 @@ def _figures(recipe: Recipe, name: str, target: Path, weights: str) -> str:
     report = read_json(recipe.folder / "report.json") or {}
     if report.get("weights", {}).get(name) != weights or name not in report.get("tables", {}):
         return ""
-    plots = [file for pattern in _PLOTS[name] for file in sorted(recipe.folder.glob(pattern))]
-    for file in plots:
-        shutil.copy(file, target)
-    return "\n".join([report["tables"][name], *(f"![{file.stem}]({file.name})\n" for file in plots)]).rstrip()
+    if not (plots := recipe.folder / f"{name}.png").is_file():
+        return str(report["tables"][name]).rstrip()
+    shutil.copy(plots, target)
+    return f"{report['tables'][name]}\n![{name}]({plots.name})"
 
 
 def _run_line(run: Path) -> str:
@@ -146,4 +147,4 @@ def _portable(key: str, value: str, recipe: Recipe) -> str:
         return str(Path("runs" if is_network else "", path.relative_to(folder)))
     if not Path(value).is_absolute():
         return value
-    return str(Path("runs", *path.parts[-2:])) if is_network and path.name in _PLOTS else path.name
+    return str(Path("runs", *path.parts[-2:])) if is_network and path.name in _MODELS else path.name

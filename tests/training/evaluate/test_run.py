@@ -94,7 +94,7 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     assert "| reviews | 20 |" in text
     assert "The seed of this model is 1." in text
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
-    assert plots == ["answers-reviews.png"], "those of an earlier report are deleted"
+    assert plots == ["classifier.png"]
     report = squeezed((recipe.folder / "report.md").read_text())
     body, serve = text.split("\nTo serve it:\n\n")
     assert report.startswith(body)
@@ -190,7 +190,7 @@ def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
     save_models(recipe, None, "classifier")
     assert "| reviews (dev) | " in evaluate_squeezed(recipe)
     assert "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev" in caplog.text
-    assert (recipe.folder / "answers-reviews-dev.png").is_file()
+    assert (recipe.folder / "classifier.png").is_file()
 
 
 def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
@@ -335,4 +335,3 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
     assert "| seed | balanced accuracy on dev | shops | shops, mean over 1 domains | shops (pair) |" in text
     assert "| 1 | 0.5000 ± 0.0200 | 0." in text
     assert "| mean | 0.5000 ± 0.0000 |" in text
-    assert (recipe.folder / "answers-shops-pair.png").is_file()

@@ -162,7 +162,8 @@ def test_export_ends_with_the_command_to_serve(run: Recipe, caplog: pytest.LogCa
     written = export(Pipeline(run))
     assert written == [run.folder / "export" / name for name in ("pretrained", "classifier")]
     assert [line.partition(": a copy of ")[0] for line in caplog.messages[-3:-1]] == list(map(str, written))
-    settings = " ".join(f"BERT_{path.name.upper()}={path}" for path in written)
+    names = ("BERT_PRETRAINED", "BERT_SENTIMENT")
+    settings = " ".join(f"{name}={path}" for name, path in zip(names, written, strict=True))
     assert caplog.messages[-1] == f"next: {settings} bert-serve"
 
 
@@ -243,7 +244,7 @@ def test_card_has_figures_and_plots_of_these_weights(run: Recipe) -> None:
         assert table in owner
         assert table not in other
     pictures = [re.findall(r"\]\((\S+\.png)\)", card) for card in cards]
-    assert pictures == [["pretrain-loss.png"], ["finetune-loss.png", "answers-reviews.png"]]
+    assert pictures == [["pretrained.png"], ["classifier.png"]]
     for folder, names in zip(("pretrained", "classifier"), pictures, strict=True):
         assert all((run.folder / "export" / folder / name).is_file() for name in names)
 

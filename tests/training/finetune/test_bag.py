@@ -13,8 +13,8 @@ from tests.training.conftest import MakeRecipe
 from tests.training.texts import review, sentence
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
+from training.finetune import bag as bag_module
 from training.finetune.bag import bag_scores
-from training.metrics import bag as bag_module
 from training.pipeline import Pipeline
 from training.problems.base import Floats, Problem
 from training.problems.choose import problem_of

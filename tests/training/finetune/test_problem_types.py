@@ -20,7 +20,7 @@ from tests.training.texts import BLAME, OBJECTS, PRAISE, sentence
 from training.command import main
 
 SETTINGS = (
-    *("finetune.learning_rate=3e-3", "finetune.passes=6", "finetune.dev_fraction=0.1", "finetune.augment_fraction=0"),
+    *("finetune.learning_rate=3e-3", "finetune.passes=10", "finetune.dev_fraction=0.1", "finetune.augment_fraction=0"),
     *("model.hidden_size=64", "device=cpu"),
 )
 
@@ -102,7 +102,8 @@ def test_numbers_from_a_recipe_to_the_service(
     folder = run_all(make_recipe, recipe_file, *files, *changes)
     found = figures(folder)
     errors = {model: each["root_mean_squared_error"] for model, each in found.items()}
-    assert max(errors["this model"], errors["TF-IDF + linear SVM"]) < 0.6 * errors["always the mean"]
+    assert errors["this model"] < 0.6 * errors["always the mean"]
+    assert errors["TF-IDF + linear SVM"] < 0.6 * errors["always the mean"]
     record = json.loads((folder / "finetune" / "done.json").read_text())
     assert record["result"]["dev_score"] < 0, "higher is better"
     config = load_checkpoint(folder / "export" / "classifier").config
