@@ -131,7 +131,7 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
     "evaluate": (_evaluate, "report on held-out text and test sets beside baselines"),
     "export": (export, "write the checkpoint directories that are served"),
     "all": (_all, "run the commands above that the recipe needs; nothing is trained twice"),
-    "inspect": (_inspect, "print training examples with their masks and labels, and the share of each kind"),
+    "inspect": (_inspect, "print training examples with their masks and labels"),
     "list": (_list, "print the results that the recipe has, lacks and does not need"),
     "clean": (_clean, "remove results of other settings from the run's folder; see list"),
 }

@@ -340,15 +340,13 @@ def test_command_line_unknown_option_is_refused() -> None:
     assert error.value.code == 2
 
 
-def test_command_line_inspect_prints_examples_and_shares(
+def test_command_line_inspect_prints_examples(
     make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()
     places = [f"data={recipe.data}", f"run={recipe.run}"]
     assert main(["inspect", str(recipe_file), "--examples", "2", *places]) == 0
-    out = capsys.readouterr().out
-    assert out.count(" [CLS] ") == 2
-    assert "of these" in out
+    assert capsys.readouterr().out.count(" [CLS] ") == 2
 
 
 def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
