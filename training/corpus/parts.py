@@ -6,7 +6,6 @@ test are in no other part, and those of dev are not trained on.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -23,8 +22,6 @@ from training.sources.tables import log_once
 
 FEW_DEV_TEXTS = 100
 """Below this, one standard error of an accuracy of 0.9 is above 0.03."""
-
-logger = logging.getLogger(__name__)
 
 Rows = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -113,7 +110,7 @@ def _share(texts: Hashes, groups: Hashes, chosen: Mask) -> Mask:
 def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document: Callable[[int], Document]) -> Parts:
     numbers, texts, groups, labels = (columns[name] for name in ("sources", "texts", "groups", "labels"))
     held = held_out(numbers, texts, groups, sources, config)
-    parts, test = held.copy(), (held == Part.TEST).nonzero()[0]
+    parts = held.copy()
     is_labelled = np.array([use == TRAIN for use, _ in sources])[numbers]
     is_spelled_twice = np.array([source.treebank == "both" for _, source in sources])[numbers]
 
@@ -129,14 +126,23 @@ def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document:
     # What `balance` counts, and the first row of each text that has another label than before.
     counted = compared[(held[compared] != Part.DEV) & ((first == compared) | is_spelled_twice[compared])]
     contradicted = differing[_first_rows(texts, differing) == differing]
-    repeated_test = test[_first_rows(texts, test) != test]
 
     for number, (use, source) in enumerate(sources):
-        found = {"test": repeated_test, "train": repeated, "counted": counted, "contradicted": contradicted}
-        rows = {name: each[numbers[each] == number] for name, each in found.items()}
-        _tell(source_name(source), rows, held[numbers == number], use, config, document)
+        of_source = counted[numbers[counted] == number]
+        dev = int((held[numbers == number] == Part.DEV).sum())
+        if use == TRAIN and config.dev_fraction and dev < FEW_DEV_TEXTS:
+            log_once(
+                f"{source_name(source)}: only {dev} of {dev + len(of_source)} texts are in dev, too few to choose "
+                "weights or a temperature reliably; raise finetune.dev_fraction, or label more texts"
+            )
+        if len(rows := contradicted[numbers[contradicted] == number]):
+            example = document(int(rows[0]))
+            log_once(
+                f"{source_name(source)}: {len(rows)} texts occur with different labels and are not trained on; "
+                f"correct the labels, such as that of {example.text[:60]!r} ({example.place})"
+            )
         if source.balance is not None:
-            _balance(source.balance, columns, rows["counted"], (numbers == number) & (parts == Part.TRAIN), parts)
+            _balance(source.balance, columns, of_source, (numbers == number) & (parts == Part.TRAIN), parts)
     if config.train and (fault := _lacking(config, labels[is_labelled & (parts == Part.TRAIN)])):
         raise RunError(fault)
     return parts
@@ -169,40 +175,6 @@ def _balance(most: float, columns: Columns, counted: Rows, is_trained: Mask, par
 
 def _keys(columns: Columns, rows: Rows) -> list[tuple[bytes, int]]:
     return list(zip(columns["domains"][rows].tolist(), columns["labels"][rows].tolist(), strict=True))
-
-
-def _tell(
-    name: str,
-    rows: Mapping[str, Rows],
-    held: Parts,
-    use: str,
-    config: FinetuneConfig,
-    document: Callable[[int], Document],
-) -> None:
-    """Log what a source lacks, and what of it is left out.
-
-    Args:
-        rows: rows of the source by what they are; see `_split`.
-        held: (documents,) `held_out` of its documents.
-    """
-    if len(rows["test"]):
-        logger.info("%s: %d test texts occur before; the report counts them again", name, len(rows["test"]))
-    dev = int((held == Part.DEV).sum())
-    if use == TRAIN and config.dev_fraction and dev < FEW_DEV_TEXTS:
-        log_once(
-            f"{name}: only {dev} of {dev + len(rows['counted'])} texts are in dev, too few to choose weights or a "
-            "temperature reliably; raise finetune.dev_fraction, or label more texts"
-        )
-    if len(rows["contradicted"]):
-        example = document(int(rows["contradicted"][0]))
-        log_once(
-            f"{name}: {len(rows['contradicted'])} texts occur with different labels and are not trained on; "
-            f"correct the labels, such as that of {example.text[:60]!r} ({example.place})"
-        )
-    if use != TEST and (left_out := int(np.isin(held, (Part.LEFT_OUT, Part.TEST)).sum())):
-        logger.info("%s: %s documents are held out or tested on, and not trained on", name, f"{left_out:,}")
-    if len(rows["train"]):
-        logger.info("%s: left out %d texts that occur before with the same label", name, len(rows["train"]))
 
 
 def _lacking(config: FinetuneConfig, labels: NDArray[Any]) -> str:

@@ -98,8 +98,9 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> dict
     columns["sources"] = of_documents
     parts = split(columns, sources, config, lambda row: text.read([row])[0])
     for number, (_, name) in enumerate(names):
-        counts = np.bincount(parts[of_documents == number], minlength=len(Part))
-        logger.info("%s: %s texts to train on, %s for dev, %s for test", name, *(f"{count:,}" for count in counts[1:]))
+        of_source = of_documents == number
+        counts = (~columns["changed"][of_source]).sum(), *np.bincount(parts[of_source], minlength=len(Part))[1:]
+        logger.info("%s: of %s texts, %s to train on, %s for dev, %s for test", name, *map("{:,}".format, counts))
     np.save(folder / "parts.npy", parts)
     return made
 
