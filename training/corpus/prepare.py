@@ -194,7 +194,7 @@ def _advice(use: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[st
         yield (
             f"{documents} documents have only {sentences} sentences, and a document of one sentence teaches no next "
             "sentence. In plain text a blank line ends a document: do not put one between sentences, and end those "
-            "without a full stop with a line break"
+            'without a full stop with a line break; if each file is a document, set `format` to "document"'
         )
     if counts["cut_sentences"] > 0.01 * sentences:
         yield (

@@ -41,10 +41,6 @@ from training.sources.tables import (
 FIRST_ROWS = 1000
 """Number of rows of a source, one of which must have each column: JSON lines may leave out null values."""
 
-MANY_FILES, SHORT_DOCUMENT = 20, 300
-"""Number of files of plain text from which on shorter documents are likely to be paragraphs, and mean characters below
-which a document is short."""
-
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -138,8 +134,6 @@ class _SourceReader:
         """Columns that no row has had so far, in the order of the recipe."""
         self._first: Row | None = None
         self._rows = 0
-        self._plain_files = 0
-        """Number of files whose documents end at blank lines."""
         self._skipped = 0
         self._first_skipped = ""
         """The place of the first skipped row, and the reason."""
@@ -162,9 +156,8 @@ class _SourceReader:
             raise SourceError(f"{said}{self._remedy * ('no column' in said)}") from error
 
     def _limited(self, found: Iterable[Document], place: str) -> Iterator[Document]:
-        count = characters = 0
+        count = 0
         for count, document in enumerate(found, 1):
-            characters += sum(map(len, document.fields))
             yield document
             if count == self._source.limit:
                 break
@@ -184,12 +177,6 @@ class _SourceReader:
             log_once(
                 f"{source_name(self._source)}: {number:,} of {self._rows:,} rows have {word!r} in the column {column!r}"
                 f"; it is read as a value: if it means that there is none, {remedy}"
-            )
-        if self._plain_files >= MANY_FILES and characters < SHORT_DOCUMENT * count:
-            log_once(
-                f"{source_name(self._source)}: the {count:,} documents of {self._plain_files:,} files have "
-                f"{characters // count} characters on average, because a blank line ends a document; if each file is "
-                'one, set `format` of the source to "document"'
             )
 
     # --- a file ----------------------------------------------------------------------------------------------
@@ -214,7 +201,6 @@ class _SourceReader:
         if self._source.label is None and form == "document":
             return self._of_whole(lines, file)
         if self._source.label is None:
-            self._plain_files += 1
             return _of_texts(plain_texts(lines, " " if self._is_wrapped else "\n"), table.name)
         raise SourceError(
             f"{file}: plain text has no column for the label; if each file is one text and its folder names the "

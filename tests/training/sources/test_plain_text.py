@@ -26,16 +26,6 @@ def test_each_file_is_a_document_if_the_source_says_so(tmp_path: Path, caplog: p
     assert "source: 1 of 2 rows have no text and are skipped" in caplog.text
 
 
-def test_short_documents_of_many_files_are_hinted_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for number in range(20):
-        write(tmp_path / "texts" / f"{number}.txt", f"A title\n\nA paragraph {number}.\n")
-    assert len(texts(tmp_path, "texts")) == 40
-    assert "texts: the 40 documents of 20 files have 10 characters on average" in caplog.text
-    caplog.clear()
-    assert len(texts(tmp_path, "texts", format="document")) == 20
-    assert caplog.messages == []
-
-
 def test_plain_text_without_an_end_is_cut_to_bound_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 50)
     write(tmp_path / "lines.txt", "twenty characters...\n" * 10)
