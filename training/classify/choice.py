@@ -1,14 +1,13 @@
 """The choice of the columns of a table that hold the texts and the labels.
 
 A column is chosen if it is the only one that fits: by its name, else by its values. Otherwise an error lists the
-columns with examples, and names the option to add to the command line.
+columns with examples, and names options that choose some.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 from training.classify.columns import MAX_VALUES, Column, TableSurvey
 from training.classify.values import are_quantities
@@ -36,48 +35,48 @@ def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> t
     Raises:
         SourceError: a column is missing or does not fit, or several fit; the message lists all columns.
     """
-    asked = partial(_error, table, text, label)
-    label_column = _named(table, asked, [label])[0] if label is not None else None
+    label_column = _named(table, [label])[0] if label is not None else None
     if text is not None:
         is_name = any(column.name == text for column in table.columns)  # a column's name may have a comma
-        texts = _named(table, asked, [text] if is_name else text.split(","))
+        texts = _named(table, [text] if is_name else text.split(","))
     else:
         others = [column for column in table.columns if column is not label_column]
-        texts = [_only(asked, others, "text", _TEXT_NAMES, lambda column: column.is_text)]
+        texts = [_only(table, others, "text", _TEXT_NAMES, lambda column: column.is_text)]
     if label_column is None:
-        asked = partial(_error, table, ",".join(column.name for column in texts), None)
         others = [column for column in table.columns if column not in texts]
-        label_column = _only(asked, others, "label", _LABEL_NAMES, lambda column: column.is_label)
+        label_column = _only(table, others, "label", _LABEL_NAMES, lambda column: column.is_label)
     if label_column in texts:
-        raise asked(f"the column {label_column.name!r} cannot be text and label")
+        raise _error(table, f"the column {label_column.name!r} cannot be text and label")
     return texts, label_column
 
 
-def check_label_column(table: TableSurvey, texts: Sequence[str], column: Column) -> None:
+def check_label_column(table: TableSurvey, column: Column) -> None:
     """Raise SourceError if a column does not hold labels: its values occur about once each, or are quantities."""
-    asked = partial(_error, table, ",".join(texts), None)
     if are_quantities(column.values):
-        error = asked(f"the column {column.name!r} holds {_count(column)} different numbers, which look like no labels")
+        problem = f"the column {column.name!r} holds {_count(column)} different numbers, which look like no labels"
         raise SourceError(
-            f"{error}\nor, for a model that predicts the number, add: finetune.problem_type={REGRESSION}"
+            f"{_error(table, problem)}"
+            f"\nor, for a model that predicts the number, add: finetune.problem_type={REGRESSION}"
             f"\nor, if each number is a label, add: finetune.problem_type={SINGLE_LABEL}"
         )
     if column.is_unique and not column.is_label:
-        raise asked(
+        raise _error(
+            table,
             f"the column {column.name!r} has {_count(column)} different values in {column.rows:,} rows, but each label "
-            "needs several texts"
+            "needs several texts",
         )
 
 
-Asked = Callable[[str], SourceError]
-"""Makes the error that lists the columns, from a message."""
+def _error(table: TableSurvey, problem: str) -> SourceError:
+    """The error that lists the columns, with an example of the options that name some."""
+    text = ",".join([column.name for column in table.columns if column.is_text][:2]) or "COLUMN"
+    labels = [column.name for column in table.columns if column.is_label] or ["COLUMN"]
+    label = min(labels, key=lambda name: _plain(name) not in _LABEL_NAMES)
+    options = f"--text {shlex.quote(text)} --label {shlex.quote(label)}"
+    return SourceError(f"{table.name}: {problem}. Its columns:\n{_listing(table)}\nname them, such as: {options}")
 
 
-def _error(table: TableSurvey, text: str | None, label: str | None, problem: str) -> SourceError:
-    return SourceError(f"{table.name}: {problem}. Its columns:\n{_listing(table)}\n{_advice(table, text, label)}")
-
-
-def _named(table: TableSurvey, asked: Asked, names: Sequence[str]) -> list[Column]:
+def _named(table: TableSurvey, names: Sequence[str]) -> list[Column]:
     """The columns with these names or numbers. Case and blanks around names do not matter."""
     found = []
     for name in names:
@@ -86,13 +85,13 @@ def _named(table: TableSurvey, asked: Asked, names: Sequence[str]) -> list[Colum
         number = int(name) if name.isdecimal() and table.source.table.header is True else 0
         numbered = table.columns[number - 1 : number] if number else ()
         if not (chosen := [*exact, *alike, *numbered]):
-            raise asked(f"it has no column {name!r}")
+            raise _error(table, f"it has no column {name!r}")
         found.append(chosen[0])
     return found
 
 
 def _only(
-    asked: Asked, columns: Sequence[Column], what: str, names: set[str], fits: Callable[[Column], bool]
+    table: TableSurvey, columns: Sequence[Column], what: str, names: set[str], fits: Callable[[Column], bool]
 ) -> Column:
     """The only column that has one of the names, else the only one whose values fit."""
     named = [column for column in columns if _plain(column.name) in names]
@@ -102,7 +101,8 @@ def _only(
     if len(best) == 1:
         return best[0]
     several = ", ".join(dict.fromkeys(repr(column.name) for column in [*named, *fitting]))
-    raise asked(f"several columns may hold the {what}: {several}" if several else f"no column looks like the {what}")
+    problem = f"several columns may hold the {what}: {several}" if several else f"no column looks like the {what}"
+    raise _error(table, problem)
 
 
 def _plain(name: str) -> str:
@@ -128,16 +128,3 @@ def _examples(column: Column) -> Iterator[str]:
         line = " ".join(value.split())
         short = line if len(line) <= _EXAMPLE_CHARACTERS else f"{line[:_EXAMPLE_CHARACTERS].rstrip()}…"
         yield short if column.is_unique else f"{short} ({count:,})"
-
-
-def _advice(table: TableSurvey, text: str | None, label: str | None) -> str:
-    """The options to add. A column that was not given is the one that fits, else a placeholder."""
-    texts = [column.name for column in table.columns if column.is_text]
-    labels = [column.name for column in table.columns if column.is_label]
-    labels.sort(key=lambda name: _plain(name) not in _LABEL_NAMES)
-    known = {column.name for column in table.columns}
-    if text is None or not {name.strip() for name in text.split(",")} <= known:
-        text = ",".join(texts[:2]) or "COLUMN"
-    if label not in known or label in text.split(","):
-        label = next(iter(labels), "COLUMN")
-    return f"add: --text {shlex.quote(text)} --label {shlex.quote(label)}"

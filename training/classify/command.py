@@ -162,7 +162,7 @@ def _with_columns(given: argparse.Namespace, stated: Values, table: TableSurvey)
     if separator or column.lists or problem:
         return source.model_copy(update={"separator": separator}), MULTI_LABEL
     if "labels" not in stated["finetune"]:  # else the user says that they are labels
-        check_label_column(table, texts, column)
+        check_label_column(table, column)
     return source, None
 
 
