@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from glob import glob
 from itertools import chain
@@ -37,7 +38,7 @@ def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
 def files(source: SourceConfig, root: Path) -> list[Path]:
     """The files of a source in reading order; empty if it comes from the hub.
 
-    A directory or a pattern gives each real file once. Further symbolic links to it are skipped and logged.
+    A directory or a pattern gives each real file once, whatever symbolic links lead to it.
 
     Raises:
         MissingTextError: a file does not exist.
@@ -52,7 +53,10 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     folder = next(parent for parent in (place, *place.parents) if parent.is_dir())
     parts = ("**", "*") if is_folder else place.relative_to(folder).parts
     found = [file for file in sorted(_matches(folder, parts)) if file.is_file()]
-    found = _real_files(folder, _without_notes(folder, found, source) if is_folder else found)
+    found = _without_notes(folder, found, source) if is_folder else found
+    top, real = folder.resolve(), {file: file.resolve() for file in sorted(found, reverse=True)}
+    last = sorted(real, key=lambda file: real[file] == top / file.relative_to(folder))  # they replace links to them
+    found = sorted({real[file]: file for file in last}.values())
     if empty := [file for file in found if not file.stat().st_size and _is_table(file, source)]:
         if len(empty) == len(found):
             raise SourceError(f"{place}: all its tables are empty")
@@ -81,33 +85,16 @@ def _matches(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
 
 
 def _folders(top: Path) -> Iterator[Path]:
-    """A folder and those below it, each once. Links come last; links to visited folders or to a folder above are
-    skipped."""
-    seen, passed = {*top.resolve().parents}, []
-    folders, links = [top], list[Path]()
-    while folders or links:
-        folder = (folders or links).pop(0)
-        if (real := folder.resolve()) in seen:
-            passed.append(str(folder.relative_to(top)))
+    """A folder and those below it, each once, links last. Links to a folder above are not followed."""
+    seen = {*map(str, top.resolve().parents)}
+    for folder, below, _ in os.walk(top, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            below.clear()
             continue
         seen.add(real)
-        yield folder
-        for name in sorted(glob("*/", root_dir=folder)):  # noqa: PTH207
-            (links if (folder / name).is_symlink() else folders).append(folder / name)
-    if passed:
-        log_once(f"{top}: links to folders that are read anyway, or to one above, are not followed: {_shown(passed)}")
-
-
-def _real_files(folder: Path, found: Sequence[Path]) -> list[Path]:
-    """The files without links to other files in the list."""
-    top, parents = folder.resolve(), {parent: parent.resolve() for parent in {file.parent for file in found}}
-    linked = {parent for parent, real in parents.items() if real != top / parent.relative_to(folder)}
-    real: dict[Path, Path] = {}
-    for file in sorted(found, key=lambda file: file.parent in linked or file.is_symlink()):  # links come last
-        real.setdefault(file.resolve() if file.is_symlink() else parents[file.parent] / file.name, file)
-    if twice := sorted(str(file.relative_to(folder)) for file in set(found).difference(real.values())):
-        log_once(f"{folder}: links to files that are read anyway are not read: {_shown(twice)}")
-    return sorted(real.values())
+        yield Path(folder)
+        shown = (name for name in below if not name.startswith("."))
+        below[:] = sorted(shown, key=lambda name: ((Path(folder) / name).is_symlink(), name))
 
 
 def _without_notes(folder: Path, found: Sequence[Path], source: SourceConfig) -> list[Path]:
