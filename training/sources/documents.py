@@ -138,7 +138,7 @@ class _SourceReader:
         self._first_skipped = ""
         """The place of the first skipped row, and the reason."""
         self._words: Counter[tuple[str, str]] = Counter()
-        """Cells of texts and labels, by column and value, that may stand for a missing value."""
+        """Cells of texts, by column and value, that may stand for a missing value."""
 
     def read(self, opened: Iterable[Table]) -> Iterator[Document]:
         """All documents of the files, or of the hub data set if there is none, up to the source's limit."""
@@ -171,12 +171,9 @@ class _SourceReader:
                 f"(the first is {self._first_skipped})"
             )
         for (column, word), number in self._words.items():
-            remedy = "empty these cells"
-            if column == self._source.label:
-                remedy += f', or leave the label out with "{word}" = "" in finetune.labels'
             log_once(
                 f"{source_name(self._source)}: {number:,} of {self._rows:,} rows have {word!r} in the column {column!r}"
-                f"; it is read as a value: if it means that there is none, {remedy}"
+                "; it is read as a text: if it means that there is none, empty these cells"
             )
 
     # --- a file ----------------------------------------------------------------------------------------------
@@ -266,15 +263,14 @@ class _SourceReader:
                 value = cells[name]
                 reason = f": {name!r} is the {type(value).__name__} {value!r:.40}, not a text"
                 break
+            if (word := text.strip()) in MISSING_WORDS:
+                self._words[name, word] += 1
             if self._source.escaped_newlines:
                 text = text.replace("\\n", "\n")
             fields.append(self._tidy(text))
         if reason or not any(fields):
             self._skip(f"{place}{reason}")
             return None
-        for name in filter(None, (*self._source.text, self._source.label)):
-            if isinstance(cell := cells.get(name), str) and (word := cell.strip()) in MISSING_WORDS:
-                self._words[name, word] += 1
         try:
             label, group, domain = (cells.get(name or "") for name in self._others)
             labels = labels_value(label, self._source.label or "", self._source.separator)
