@@ -69,15 +69,10 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
     tokenizer = Tokenizer.train(texts, config.vocab_size, lowercase=config.lowercase)
     if tokenizer.vocab_size == len(SPECIAL_TOKENS):
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no word of at most {MAX_WORD} characters")
-    if tokenizer.vocab_size > config.vocab_size:
+    if tokenizer.vocab_size != config.vocab_size:
         logger.warning(
-            f"the vocabulary has {tokenizer.vocab_size} pieces, more than tokenizer.vocab_size ({config.vocab_size}), "
-            "because the text has so many letters: each is a piece at the beginning of a word and within it"
-        )
-    if tokenizer.vocab_size < config.vocab_size:
-        logger.warning(
-            f"the text has only {tokenizer.vocab_size} pieces that occur twice, fewer than tokenizer.vocab_size "
-            f"({config.vocab_size}): add text, or lower vocab_size; training works with the smaller vocabulary"
+            f"tokenizer.vocab_size is {config.vocab_size}, but the text gives {tokenizer.vocab_size} pieces: fewer if "
+            "too few occur twice, then add text; more if it has more letters. Training works with either"
         )
     return tokenizer
 

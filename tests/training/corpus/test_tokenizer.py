@@ -68,9 +68,10 @@ def test_sample_draws_evenly_from_beginning_to_end() -> None:
     assert all(450 < count < 550 for count in per_quarter)
 
 
-def test_make_tokenizer_of_few_words_warns_and_says_what_to_do(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make_tokenizer(recipe(root, vocab_size=5000), root)
-    assert "fewer than tokenizer.vocab_size (5000): add text, or lower vocab_size" in caplog.text
+@pytest.mark.parametrize("vocab_size", [10, 5000])
+def test_learn_tokenizer_warns_of_another_size(root: Path, caplog: pytest.LogCaptureFixture, vocab_size: int) -> None:
+    tokenizer = learn_tokenizer(recipe(root, vocab_size=vocab_size))
+    assert f"tokenizer.vocab_size is {vocab_size}, but the text gives {tokenizer.vocab_size} pieces" in caplog.text
 
 
 @pytest.mark.parametrize(
