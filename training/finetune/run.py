@@ -92,7 +92,6 @@ def finetune(
     answers = {name: predict_classification(model, texts) for name, texts in dev.items()}
     temperature = calibrate(model, answers)
     if dist.is_main:
-        trainer.advise(trainer.advisor.on_answers(answers))
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
         write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer)
     result = SeedResult(seed, **dev_figures(answers)) if answers else SeedResult(seed, None, None, None)

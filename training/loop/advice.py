@@ -1,15 +1,12 @@
-"""Advice during and after a run: all that a training says about its own length and results."""
+"""Advice during a run, on its length and its metrics."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from training.metrics.classification import Answers
 
 LEFT_PLATEAU = "left_plateau"
 ADVICE = "advice"
@@ -37,7 +34,7 @@ FINETUNING_REMEDY = "repeat with more time (--minutes of classify, finetune.minu
 
 @dataclass(slots=True)
 class Advisor:
-    """Checks the length of a run, its metrics at every line of its log, and its result."""
+    """Checks the length of a run, and its metrics at every line of its log."""
 
     remedy: str = PRETRAINING_REMEDY
     """What helps a run that learns too little."""
@@ -90,21 +87,3 @@ class Advisor:
                 f"is not clearly below the unigram entropy {entropy:.3f}: nothing but word frequencies is learned. "
                 f"Stop the run, and {self.remedy}.",
             )
-
-    def on_log(self, lines: Iterable[Mapping[str, Any]]) -> Iterator[Advice]:
-        """The last evaluation of a pretraining, beside a network that knows word frequencies only."""
-        evaluations = [line for line in lines if line["event"] == "evaluation"]
-        for name, each in evaluations[-1].items() if evaluations else ():
-            if isinstance(each, dict) and "unigram_entropy" in each:
-                loss, entropy = each["mlm_loss"], each["unigram_entropy"]
-                text = f"{name}: masked-LM loss {loss:.2f} on held-out text; word frequencies alone have {entropy:.2f}"
-                yield "result", text
-                if loss >= entropy:
-                    yield ADVICE, f"{name}: nothing is learned from context yet: {self.remedy}"
-
-    def on_answers(self, answers: Mapping[str, Answers]) -> Iterator[Advice]:
-        """Advice on a classifier's answers to dev texts."""
-        said = {word for each in answers.values() for word in each.problem.words(each.scores)}
-        true = {word for each in answers.values() for word in each.problem.words(each.targets)}
-        if len(said) == 1 < len(true):
-            yield ADVICE, f"it answers {said.pop()} to every dev text: {self.remedy}"

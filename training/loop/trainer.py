@@ -299,11 +299,6 @@ class Trainer:
             self._synchronize()
             self._timed_from = state.tokens, state.seconds
 
-    def advise(self, advice: Iterable[Advice]) -> None:
-        """Log and print advice on the result."""
-        for line in self._advice_lines(advice):
-            tqdm.write(line)
-
     def _advice_lines(self, advice: Iterable[Advice]) -> Iterator[str]:
         """Write advice to the log. Yields its lines for the console."""
         for event, text in advice:

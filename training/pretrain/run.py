@@ -77,7 +77,6 @@ def pretrain(
         budget = {"tokens": trainer.budget_tokens, "minutes": None}
         write_resolved(recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=budget)}), folder)
         write_checkpoint_dir(folder / "model", loss.model.cpu(), tokenizer)
-        trainer.advise(trainer.advisor.on_log(trainer.log))
     return {}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import re
 import shutil
 import signal
 import sys
@@ -35,7 +34,6 @@ from training.loop.log import RunLog
 from training.pipeline import Pipeline
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, read_resolved, write_resolved
 from training.runtime.distributed import DistContext
-from training.sources.split import text_hash
 
 TORCHRUN = (
     "-m",
@@ -356,29 +354,6 @@ def test_finetune_reads_texts_less_often_for_a_budget_in_minutes(
     assert "budget      4 steps of 256 tokens, which read the text 0.5 times: about " in printed
     assert "advice      4 passes would be better, and take" in printed
     assert list(RunLog(seed_folder(recipe) / "log.jsonl"))[-1]["step"] == 4
-
-
-def test_finetune_says_that_a_classifier_gives_one_answer(
-    make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = save_new_network(make_recipe("finetune.passes=0.1", "finetune.learning_rate=1e-9"))
-    assert made(recipe, "finetune")
-    printed = capsys.readouterr().out
-    assert re.search(r"it answers (NEGATIVE|POSITIVE) to every dev text: repeat with more time", printed)
-
-
-def test_finetune_does_not_call_a_classifier_constant_on_dev_texts_of_one_label(
-    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    in_dev, in_train = sorted("xy", key=text_hash)
-    rows = [{"text": f"so {i}", "label": 1, "film": in_dev} for i in range(3)]
-    rows += [{"text": f"good {i}", "label": i % 2, "film": in_train} for i in range(8)]
-    (tmp_path / "films.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = SourceConfig(path=str(tmp_path / "films.jsonl"), label="label", group="film")
-    recipe = save_new_network(make_recipe("finetune.passes=0.1", "finetune.dev_fraction=1e-9"))
-    assert made(changed(recipe, train=(source,), test=()), "finetune")
-    assert (PreparedText.open(recipe.folder / "labelled").column("parts") == Part.DEV).sum() == 3
-    assert "to every dev text" not in capsys.readouterr().out
 
 
 def test_finetune_pretrained_that_is_no_checkpoint_names_the_key(make_recipe: MakeRecipe, tmp_path: Path) -> None:
