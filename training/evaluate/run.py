@@ -30,7 +30,7 @@ from training.pretrain.run import load_pretrained, open_heldout
 from training.problems.base import Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Figure
-from training.recipe import SINGLE_LABEL, Recipe, source_name
+from training.recipe import Recipe, source_name
 from training.runtime.device import choose_device
 from training.runtime.distributed import DistContext
 from training.runtime.files import read_json, write_json
@@ -38,9 +38,6 @@ from training.stage import follow
 
 EXAMPLES = 2000
 """Held-out examples per source."""
-
-SHIPPED = Path(__file__).parents[2] / "model" / "weights" / "sentiment"
-"""The shipped classifier, beside `model` in a checkout and in a wheel."""
 
 logger = logging.getLogger(__name__)
 
@@ -166,11 +163,7 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
         )
     problem, results = problem_of(recipe.finetune.problem_type, store.labels), pipeline.results() if is_own else {}
     several = results if len(results) > 1 else {}
-    models = {
-        OURS: _scores(recipe, checkpoint, test),
-        BAG: of_bag,
-        "the shipped classifier": _shipped(recipe, classifier, test),
-    }
+    models = {OURS: _scores(recipe, checkpoint, test), BAG: of_bag}
     reports = {
         name: report_on(problem, {model: found[name] for model, found in models.items() if name in found}, part)
         for name, part in test.items()
@@ -198,18 +191,6 @@ def _seed_figures(
     return figures
 
 
-def _shipped(recipe: Recipe, evaluated: Path, test: Mapping[str, EvaluatedTexts]) -> dict[str, Tensor]:
-    """Scores of the shipped classifier. Empty if it lacks the recipe's labels in any spelling, or is the evaluated
-    one."""
-    if not SHIPPED.is_dir() or SHIPPED.resolve() == evaluated.resolve():
-        return {}
-    shipped = load_checkpoint(SHIPPED)
-    theirs, names = ([name.lower() for name in each] for each in (shipped.config.labels, recipe.finetune.label_names))
-    if recipe.finetune.problem_type != SINGLE_LABEL or sorted(names) != sorted(theirs):
-        return {}
-    return _scores(recipe, shipped, test)
-
-
 def _scores(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, EvaluatedTexts]) -> dict[str, Tensor]:
     """(texts, outputs) scores of a classifier by the name of the test set, with its outputs in the order of the store.
     It reads texts as the service does: up to its positions."""
@@ -221,10 +202,8 @@ def _scores(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, Evaluated
         check_reading(checkpoint, texts.read)
         logger.info("evaluating on %s: %s texts", name, f"{len(texts):,}")
         examples = texts.examples(checkpoint.tokenizer, checkpoint.config.max_position_embeddings)
-        ours = texts.store.labels
-        if sorted(ours) != sorted(labels):  # in another spelling
-            ours, labels = ([label.lower() for label in each] for each in (ours, labels))
-        scores[name] = predict_classification(model, examples).scores[:, [labels.index(label) for label in ours]]
+        order = [labels.index(label) for label in texts.store.labels]
+        scores[name] = predict_classification(model, examples).scores[:, order]
     return scores
 
 
