@@ -80,16 +80,9 @@ class Answers:
         """Figures of the quality of the answers."""
         return self.problem.figures(self.scores, self.targets)
 
-    def reliability(self) -> list[Bin]:
-        """15 bins of ascending confidence; empty for a regression."""
-        decisions = self.problem.decisions(self.scores, self.targets)
-        return reliability(*decisions) if decisions else []
-
     def summary(self) -> dict[str, float]:
         """Figures for a line of the log."""
         figures = {name: figure.value for name, figure in self.figures().items()} | {"loss": self.loss}
-        if bins := self.reliability():
-            figures["expected_calibration_error"] = expected_calibration_error(bins)
         return {name: round(value, 4) for name, value in figures.items() if not math.isnan(value)}
 
 

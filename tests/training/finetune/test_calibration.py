@@ -14,7 +14,7 @@ from model import BertForSequenceClassification, Tokenizer, load_checkpoint
 from training.examples.labelled import LabelledTexts, encode_texts
 from training.finetune import calibration
 from training.finetune.calibration import calibrate
-from training.metrics.classification import Answers, expected_calibration_error, predict_classification
+from training.metrics.classification import Answers, expected_calibration_error, predict_classification, reliability
 from training.problems.choose import problem_of
 from training.sources.documents import Document
 
@@ -89,7 +89,8 @@ def test_calibrate_lowers_the_loss_and_the_calibration_error_and_changes_no_answ
     after = predict_classification(model, dev)
     assert temperature > 1.5
     assert after.loss < before.loss
-    errors = [expected_calibration_error(answers.reliability()) for answers in (before, after)]
+    decided = filter(None, (each.problem.decisions(each.scores, each.targets) for each in (before, after)))
+    errors = [expected_calibration_error(reliability(*decisions)) for decisions in decided]
     assert errors[1] < 0.75 * errors[0]
     assert torch.equal(after.logits.argmax(1), before.logits.argmax(1))
     torch.testing.assert_close(after.logits * temperature, before.logits, rtol=0.02, atol=0.02)
