@@ -64,18 +64,16 @@ class Pipeline:
     """The stages of a recipe.
 
     Raises:
-        RunError: the folder of the run was made by version 0.2, or has folders in place of links.
+        RunError: the folder of the run has folders in place of links.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = _with_real_paths(recipe)
         paths = [recipe.folder / name for name in LINKS]
         if old := next((path for path in paths if path.is_dir() and not path.is_symlink()), None):
-            if (recipe.folder / "stages").is_dir():
-                raise RunError(f"{old} is not a link into stages/, as in a copy that has followed links: delete it")
             raise RunError(
-                f"{old} was made by version 0.2, and 0.3 does not continue its runs. What it exported can be served: "
-                "give this run another name, or move the folder away"
+                f"{old} is not a link into stages/, as in a copy that has followed links, or in a run of version 0.2: "
+                "move it away, or give this run another name"
             )
 
     # --- text ------------------------------------------------------------------------------------------------------
