@@ -54,8 +54,10 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     """
     recipe = pipeline.recipe
     found = _models_in(weights) if weights else pipeline.models()
+    if not found and weights:
+        raise RunError(f"--weights {weights}: the folder must hold checkpoint directories, as model/weights does")
     if not found:
-        raise _no_models(pipeline, weights)
+        raise RunError("; ".join(pipeline.absent()) or "the recipe makes no model")
     for message in () if weights else pipeline.absent():
         logger.warning("left out: %s", message)
     folder = recipe.folder / "evaluation" if weights else recipe.folder
@@ -102,14 +104,6 @@ def _models_in(folder: Path) -> dict[str, Path]:
             is_classifier = "ForSequenceClassification" in str(config.get("architectures"))
             found["classifier" if is_classifier else "pretrained"] = model
     return found
-
-
-def _no_models(pipeline: Pipeline, weights: Path | None) -> RunError:
-    if weights is None:
-        return RunError("; ".join(pipeline.absent()) or "the recipe makes no model")
-    holders = [place for place in (weights.parent, Path("model/weights")) if _models_in(place)]
-    guess = f"; did you mean {holders[0]}?" if holders else ""
-    return RunError(f"--weights {weights}: the folder must hold checkpoint directories{guess}")
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
