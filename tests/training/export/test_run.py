@@ -162,9 +162,8 @@ def test_export_ends_with_the_command_to_serve(run: Recipe, caplog: pytest.LogCa
     written = export(Pipeline(run))
     assert written == [run.folder / "export" / name for name in ("pretrained", "classifier")]
     assert [line.partition(": a copy of ")[0] for line in caplog.messages[-3:-1]] == list(map(str, written))
-    names = ("BERT_PRETRAINED", "BERT_SENTIMENT")
-    settings = " ".join(f"{name}={path}" for name, path in zip(names, written, strict=True))
-    assert caplog.messages[-1] == f"next: {settings} bert-serve"
+    pretrained, classifier = written
+    assert caplog.messages[-1] == f"next: BERT_PRETRAINED={pretrained} BERT_SENTIMENT={classifier} bert-serve"
 
 
 def test_export_can_be_repeated_and_copies_the_bytes_that_were_evaluated(run: Recipe) -> None:
