@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -389,16 +388,6 @@ def test_command_line_list_and_clean_know_which_results_are_needed(
     assert capsys.readouterr().out.split()[-1] == str(unneeded)
     assert not unneeded.exists()
     assert listed(other) == made + missing
-
-
-def test_command_line_folder_in_place_of_a_link_is_refused(
-    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = make_recipe()
-    shutil.rmtree(recipe.folder)
-    (recipe.folder / "corpus").mkdir(parents=True)
-    assert main(["all", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]) == 1
-    assert f"{recipe.folder / 'corpus'} is not a link into stages/" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

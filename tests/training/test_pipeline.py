@@ -267,11 +267,9 @@ def test_pipeline_without_its_text_uses_what_was_made_from_it(recipe: Recipe, ca
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_pipeline_in_a_run_folder_of_version_0_2_is_refused(recipe: Recipe, name: str) -> None:
+def test_pipeline_with_a_folder_in_place_of_a_link_is_refused(recipe: Recipe, name: str) -> None:
     (recipe.folder / name).mkdir(parents=True)
-    with pytest.raises(
-        RunError, match=rf"tiny/{name} was made by version 0\.2, .* give this run another name, or move"
-    ):
+    with pytest.raises(RunError, match=rf"tiny/{name} is not a link into stages/, .* or give this run another name"):
         Pipeline(recipe)
 
 
