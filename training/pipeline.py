@@ -299,12 +299,24 @@ class Pipeline:
         link(self.recipe.folder / "classifier", best.folder / "model")
 
     def models(self) -> dict[str, Path]:
-        """The run's networks that are complete: `pretrained`, `classifier`."""
-        found = {}
-        if self.pretrains and self.pretrain.record is not None:
-            found["pretrained"] = self.pretrain.folder / "model"
-        if self.recipe.finetune.train and all(stage.record is not None for stage in self.seeds.values()):
-            found["classifier"] = self.best.folder / "model"
+        """The run's networks that are complete: `pretrained`, `classifier`. Logs the others that the recipe makes.
+
+        Raises:
+            RunError: none is complete.
+        """
+        found, absent = {}, []
+        for name, is_made in (("pretrained", self.pretrains), ("classifier", self.has_labels)):
+            try:
+                if is_made:
+                    stage = self.pretrain if name == "pretrained" else self.best
+                    stage.check()
+                    found[name] = stage.folder / "model"
+            except RunError as error:
+                absent.append(str(error))
+        if not found:
+            raise RunError("; ".join(absent) or "the recipe makes no model")
+        for message in absent:
+            logger.warning("left out: %s", message)
         return found
 
     # --- all of it -------------------------------------------------------------------------------------------------
@@ -355,17 +367,6 @@ class Pipeline:
         """All stages, in order."""
         found = [stage for name in self.commands() if name != "export" for stage in self.of(name)]
         return list(dict.fromkeys(found))
-
-    def absent(self) -> list[str]:
-        """Messages about the networks that the recipe makes and that are not complete."""
-        stages = [*([self.pretrain] if self.pretrains else []), *(self.seeds.values() if self.has_labels else [])]
-        found = []
-        for stage in stages:
-            try:
-                stage.check()
-            except RunError as error:
-                found.append(str(error))
-        return found
 
     def unneeded(self) -> Iterator[Path]:
         """Folders of stages in the run's folder that this recipe does not need."""

@@ -54,12 +54,8 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     """
     recipe = pipeline.recipe
     found = _models_in(weights) if weights else pipeline.models()
-    if not found and weights:
-        raise RunError(f"--weights {weights}: the folder must hold checkpoint directories, as model/weights does")
     if not found:
-        raise RunError("; ".join(pipeline.absent()) or "the recipe makes no model")
-    for message in () if weights else pipeline.absent():
-        logger.warning("left out: %s", message)
+        raise RunError(f"--weights {weights}: the folder must hold checkpoint directories, as model/weights does")
     folder = recipe.folder / "evaluation" if weights else recipe.folder
     figures: dict[str, Any] = {}
     reasons: dict[str, str] = {}
@@ -85,10 +81,10 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     classifier, network = (text_of.get(name, "") for name in ("classifier", "pretrained"))
     text = "\n".join(filter(None, [classifier, wrong_answers(report), network, *notes]))
     served = found.get("classifier") if weights else recipe.exported("classifier")
-    serve = f"\nTo serve it:\n\n    BERT_SENTIMENT={shlex.quote(str(served))} bert-serve\n" * bool(
-        report.classification
-    )
-    plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(pipeline, folder, report))
+    command = f"BERT_SENTIMENT={shlex.quote(str(served))} bert-serve"
+    serve = f"\nTo serve it:\n\n    {command}\n" if report.classification else ""
+    drawn = _plot(pipeline, {} if weights else found, folder, report)
+    plots = "\n".join(f"![{each.stem}]({each.name})" for each in drawn)
     file.write_text(f"{text}\n## Plots\n\n{plots}\n{serve}", encoding="utf-8")
     # Written last, because it names the weights of all figures.
     write_json(file.with_suffix(".json"), asdict(report) | {"tables": text_of})
@@ -204,9 +200,12 @@ def _scores(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, Evaluated
 # --- plots ---------------------------------------------------------------------------------------------------------
 
 
-def _plot(pipeline: Pipeline, folder: Path, report: Report) -> list[Path]:
-    """Write a figure for each network, in place of an earlier report's. The losses are those of the run's own ones."""
-    models = pipeline.models() if folder == pipeline.recipe.folder else {}
+def _plot(pipeline: Pipeline, models: Mapping[str, Path], folder: Path, report: Report) -> list[Path]:
+    """Write a figure for each network, in place of an earlier report's.
+
+    Args:
+        models: the run's own networks, whose losses are plotted.
+    """
     written = []
     for name, tests in (("pretrained", {}), ("classifier", report.classification)):
         file, log, entropy = folder / f"{name}.png", list[dict[str, Any]](), None
