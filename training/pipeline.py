@@ -385,7 +385,8 @@ class Pipeline:
             return self.recipe
         config = self.recipe.finetune.in_order_of(self.start.config.labels)
         if not keeps_last_layer(self.start.model, config):
-            logger.info("it has other labels (%s), so its last layer is new", ", ".join(self.start.config.labels[:5]))
+            theirs = ", ".join(self.start.config.labels[:5])
+            logger.info("finetune.pretrained has other labels (%s): its last layer is new", theirs)
         return self.recipe.model_copy(update={"finetune": config})
 
     @property
@@ -434,7 +435,7 @@ def _with_real_paths(recipe: Recipe) -> Recipe:
 
 
 def _always(make: Callable[[Path], Made]) -> Callable[[Path, DistContext], Made]:
-    """A function of a stage that does not stop on signals."""
+    """A function of a stage that one process makes, and that always completes."""
     return lambda folder, _dist: make(folder) or {}
 
 

@@ -182,8 +182,7 @@ def _values(source: SourceConfig, data: Path) -> Values:
 
 
 def _summary(given: argparse.Namespace, stated: Values, found: Survey) -> Iterator[str]:
-    """Sentences about the data found, the decisions made and the work ahead. An estimate of the time is best added
-    here."""
+    """Sentences about the data found, the decisions made and the work ahead."""
     counts, source = found.counts, found.train
     columns = f" (column{'s' * (len(source.text) > 1)} {', '.join(source.text)}; labels: column {source.label})"
     columns = ", labelled by their folders" if source.label == "folder" else columns

@@ -17,6 +17,7 @@ from training.recipe import Recipe
 from training.runtime.device import choose_device
 from training.sources.documents import Document
 from training.sources.labels import with_targets
+from training.sources.split import hashes
 
 PRETRAINED, SENTIMENT = (Path(model.__file__).parent / "weights" / name for name in ("pretrained", "sentiment"))
 
@@ -37,7 +38,8 @@ def choose_start(recipe: Recipe, texts: Iterable[Document]) -> Path:
     from sklearn.model_selection import cross_val_score
 
     read = reading_of(recipe.finetune.train[0])
-    found = list(with_targets(texts, recipe.finetune))
+    untested = (1 - recipe.finetune.test_fraction) * 2**64  # as training.corpus.parts, because reports use the others
+    found = list(with_targets((each for each in texts if hashes(each)[1] < untested), recipe.finetune))
     documents, labels = zip(*found[:: -(-len(found) // TRIED_TEXTS)], strict=True)
     checkpoint = load_checkpoint(SENTIMENT)
     checkpoint.model.to(choose_device(recipe.device))
@@ -48,5 +50,7 @@ def choose_start(recipe: Recipe, texts: Iterable[Document]) -> Path:
         warnings.simplefilter("ignore")  # a rare label is not in each fold
         told = float(cross_val_score(LogisticRegression(), opinion, labels, cv=3).mean())
     share = (told - guess) / max(1 - guess, 1e-9)
-    logger.info("the shipped classifier's answers tell %.0f%% of the labels, guessing %.0f%%", 100 * told, 100 * guess)
+    logger.info(
+        f"the shipped classifier's scores predict {told:.0%} of the labels, the most frequent label {guess:.0%}"
+    )
     return SENTIMENT if share >= MIN_TOLD else PRETRAINED

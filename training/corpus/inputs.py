@@ -1,4 +1,4 @@
-"""Reads sources once and cuts them into the inputs of shards, the same in every run."""
+"""Streams sources and cuts them into the inputs of shards, the same in every run."""
 
 from __future__ import annotations
 

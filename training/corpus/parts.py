@@ -75,7 +75,8 @@ def split(columns: Columns, sources: Sources, config: FinetuneConfig, document: 
 
 
 def held_out(numbers: Rows, texts: Hashes, groups: Hashes, sources: Sources, config: FinetuneConfig) -> Parts:
-    """(documents,) `TEST` and `DEV`; `LEFT_OUT` for others with a text or group of these; `TRAIN` for the rest.
+    """(documents,) `Part.TEST` and `Part.DEV`; `Part.LEFT_OUT` for others with a text or group of these; `Part.TRAIN`
+    for the rest.
 
     Args:
         numbers: (documents,) the column `sources`.
@@ -111,16 +112,16 @@ def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document:
     numbers, texts, groups, labels = (columns[name] for name in ("sources", "texts", "groups", "labels"))
     held = held_out(numbers, texts, groups, sources, config)
     parts = held.copy()
-    is_labelled = np.array([use == TRAIN for use, _ in sources])[numbers]
+    is_from_train = np.array([use == TRAIN for use, _ in sources])[numbers]
     is_spelled_twice = np.array([source.treebank == "both" for _, source in sources])[numbers]
 
     # Labels are compared over all texts but those of test, dev included.
-    compared = (is_labelled & ~_share(texts, groups, held == Part.TEST)).nonzero()[0]
+    compared = (is_from_train & ~_share(texts, groups, held == Part.TEST)).nonzero()[0]
     first = _first_rows(texts, compared)
     differs = labels[compared] != labels[first]
     differing = compared[differs if differs.ndim == 1 else differs.any(1)]
-    parts[is_labelled & (held == Part.TRAIN) & np.isin(texts, texts[differing])] = Part.LEFT_OUT
-    trained = (is_labelled & (parts == Part.TRAIN)).nonzero()[0]
+    parts[is_from_train & (held == Part.TRAIN) & np.isin(texts, texts[differing])] = Part.LEFT_OUT
+    trained = (is_from_train & (parts == Part.TRAIN)).nonzero()[0]
     repeated = trained[(_first_rows(texts, trained) != trained) & ~is_spelled_twice[trained]]
     parts[repeated] = Part.LEFT_OUT
     # What `balance` counts, and the first row of each text that has another label than before.
@@ -143,7 +144,7 @@ def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document:
             )
         if source.balance is not None:
             _balance(source.balance, columns, of_source, (numbers == number) & (parts == Part.TRAIN), parts)
-    if config.train and (fault := _lacking(config, labels[is_labelled & (parts == Part.TRAIN)])):
+    if config.train and (fault := _lacking(config, labels[is_from_train & (parts == Part.TRAIN)])):
         raise RunError(fault)
     return parts
 

@@ -177,7 +177,7 @@ def is_unlabelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def trained_on(window: TextWindow, left_out: Fold | None = None, *, with_unlabelled: bool = True) -> Ints:
-    """Documents of a window that are trained on; see `pass_size`."""
+    """Rows of the documents of a window with `Part.TRAIN`, without those of `left_out`."""
     kept = window.column("parts") == Part.TRAIN
     if not with_unlabelled:
         kept &= ~is_unlabelled(window.column("labels"))

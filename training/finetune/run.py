@@ -68,12 +68,12 @@ def finetune(
         RunError: the network to start from does not fit the recipe.
     """
     check_start(recipe, start)
-    train = PreparedText.open(labelled, scores=soft_labels)
-    dist.check_equal([train.tokenizer_hash, train.checksum])
-    recipe = _plan(recipe, start, train, folder, dist, with_unlabelled=bool(recipe.soft_labels and soft_labels))
-    dev, config = open_dev(start, train), recipe.finetune
+    store = PreparedText.open(labelled, scores=soft_labels)
+    dist.check_equal([store.tokenizer_hash, store.checksum])
+    recipe = _plan(recipe, start, store, folder, dist, with_unlabelled=bool(recipe.soft_labels and soft_labels))
+    dev, config = open_dev(start, store), recipe.finetune
     stream = LabelledStream(
-        train,
+        store,
         start.tokenizer,
         max_length=config.max_length,
         teacher_weight=_soft_label_weight(recipe, soft_labels),
@@ -82,7 +82,7 @@ def finetune(
         left_out=left_out,
     )
     logger.info(f"{stream.documents:,} texts with {stream.tokens:,} tokens")
-    loss = _loss(recipe, start, _fitted_problem(recipe, train), stream, dist)
+    loss = _loss(recipe, start, _fitted_problem(recipe, store), stream, dist)
     model, trainer = loss.model, _trainer(recipe, loss, stream, dev, folder, dist)
     if dist.is_main:
         write_resolved(recipe, folder)
@@ -111,13 +111,13 @@ def check_start(recipe: Recipe, start: Checkpoint) -> None:
 
 
 def _plan(
-    recipe: Recipe, start: Checkpoint, train: PreparedText, folder: Path, dist: DistContext, *, with_unlabelled: bool
+    recipe: Recipe, start: Checkpoint, store: PreparedText, folder: Path, dist: DistContext, *, with_unlabelled: bool
 ) -> Recipe:
     """The recipe with all settings of `[finetune]`: those with which the run began, or else those for the texts."""
-    _, tokens = pass_size(train, recipe.finetune.max_length, with_unlabelled=with_unlabelled)
+    _, tokens = pass_size(store, recipe.finetune.max_length, with_unlabelled=with_unlabelled)
     recipe = planned(
         recipe,
-        int((train.column("parts") == Part.TRAIN).sum()),
+        int((store.column("parts") == Part.TRAIN).sum()),
         tokens,
         from_classifier=isinstance(start.model, BertForSequenceClassification),
         has_labels=keeps_last_layer(start.model, recipe.finetune),
@@ -126,8 +126,8 @@ def _plan(
     return with_whole_micro_batches(_kept_plan(recipe, folder, dist), dist.world_size)
 
 
-def _fitted_problem(recipe: Recipe, train: PreparedText) -> Problem:
-    labels = train.column("labels")[train.column("parts") == Part.TRAIN]
+def _fitted_problem(recipe: Recipe, store: PreparedText) -> Problem:
+    labels = store.column("labels")[store.column("parts") == Part.TRAIN]
     return problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
 
 

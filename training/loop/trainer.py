@@ -167,7 +167,7 @@ class Trainer:
         return self.state.step >= self.steps
 
     @property
-    def _micro_batches(self) -> int:
+    def _micro_batches_done(self) -> int:
         """Number of micro-batches before this step, as if all had their present size."""
         return self.state.step * self.config.micro_batches
 
@@ -200,8 +200,8 @@ class Trainer:
                 if made_for != self.budget_tokens:  # new, or known now: masks depend on the spent share of it
                     made_for, bar.total = self.budget_tokens, self.steps if state.budget_tokens else None
                     total = self.steps * self.config.micro_batches
-                    numbers = MicroBatches(self.stream, total, self._micro_batches, self.dist)
-                    batches = made_ahead(numbers, self.device)
+                    micro_batches = MicroBatches(self.stream, total, self._micro_batches_done, self.dist)
+                    batches = made_ahead(micro_batches, self.device)
                 began = time.perf_counter()
                 self._step(batches)
                 state.seconds += time.perf_counter() - began
@@ -238,7 +238,7 @@ class Trainer:
     def _dropout_seed(self, i: int) -> int:
         """Seed for this rank's micro-batch `i` of the step. It depends on the micro-batch's number in the run, so
         dropout is the same after a resume and on any number of ranks."""
-        number = self._micro_batches + i * self.dist.world_size + self.dist.rank
+        number = self._micro_batches_done + i * self.dist.world_size + self.dist.rank
         # 32 bits, because torch's generator for CPUs ignores the others.
         return int(np.random.SeedSequence((self.config.seed, number)).generate_state(1)[0])
 
