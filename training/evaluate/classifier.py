@@ -72,17 +72,13 @@ class LabelRow:
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """`Problem.chosen` over the domains of a test set."""
+    """`Problem.chosen` over the domains of a test set that have `MIN_OF_EACH_LABEL` texts of each label."""
 
     count: int
     means: dict[str, Figure]
     """Mean over the domains, by model."""
-    large: int
-    """Domains with `MIN_OF_EACH_LABEL` texts of each label."""
-    large_means: dict[str, Figure]
-    """Mean over the large domains, by model."""
     worst: str
-    """The large domain where this model is worst."""
+    """The domain where this model is worst."""
     worst_figure: Figure
 
 
@@ -169,21 +165,15 @@ def _beginning(text: str) -> str:
 
 
 def _domains(problem: Problem, scores: Mapping[str, Tensor], targets: Tensor, domains: Sequence[str]) -> Domains | None:
-    """Figures over domains; None without a large domain."""
-    rows = rows_by_domain(domains, targets)
-    found = {
-        model: {name: problem.figures(each[chosen], targets[chosen])[problem.chosen] for name, chosen in rows.items()}
-        for model, each in scores.items()
-    }
-    large = large_parts(problem, {name: targets[chosen] for name, chosen in rows.items() if name})
+    """Figures over domains; None without a large one."""
+    rows = {name: chosen for name, chosen in rows_by_domain(domains, targets).items() if name}
+    large = large_parts(problem, {name: targets[chosen] for name, chosen in rows.items()})
     if not large:
         return None
+    found = {
+        model: {name: problem.figures(each[rows[name]], targets[rows[name]])[problem.chosen] for name in large}
+        for model, each in scores.items()
+    }
     worst = min(large, key=lambda name: problem.merit(found[OURS][name]))
-    return Domains(
-        len(rows),
-        {model: mean_of(list(figures.values())) for model, figures in found.items()},
-        len(large),
-        {model: mean_of([figures[name] for name in large]) for model, figures in found.items()},
-        worst,
-        Figure.of(found[OURS][worst]),
-    )
+    means = {model: mean_of(list(figures.values())) for model, figures in found.items()}
+    return Domains(len(large), means, worst, Figure.of(found[OURS][worst]))

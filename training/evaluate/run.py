@@ -177,7 +177,7 @@ def _seed_figures(
         found = report_on(problem, {OURS: each}, test[name])
         figures[name] = found.figures[OURS][problem.compared]
         if found.domains:
-            figures[f"{name}, mean over {found.domains.large} domains"] = found.domains.large_means[OURS]
+            figures[f"{name}, mean over {found.domains.count} domains"] = found.domains.means[OURS]
     return figures
 
 

@@ -33,7 +33,7 @@ class Report:
     """Seed of the classifier; None if this run did not train it."""
     seeds: dict[int, dict[str, Figure]] = field(default_factory=dict)
     """Figures of each seed by name, if there are several seeds: `Problem.chosen` on dev, then `Problem.compared` of
-    each test source and the mean of `Problem.chosen` over its large domains."""
+    each test source and the mean of `Problem.chosen` over its domains."""
     weights: dict[str, str] = field(default_factory=dict)
     """Hashes of the evaluated weights, by name of the model."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
@@ -120,21 +120,16 @@ def _calibration_sentences(report: Report) -> list[str]:
 
 
 def _domain_sentences(report: Report) -> list[str]:
-    """A sentence for each test set with several domains."""
+    """A sentence for each test set with domains."""
     sentences = []
     for name, test in report.classification.items():
         if (found := test.domains) is not None:
-            parts = [f"mean {title_of(report.problem.chosen)} over {found.count} domains {_by_model(found.means)}"]
-            if found.large < found.count:
-                large = f"over the {found.large} with {MIN_OF_EACH_LABEL} texts of each label"
-                parts.append(f"{large} {_by_model(found.large_means)}")
-            parts.append(f"worst domain {found.worst}, {_cell(found.worst_figure)}")
-            sentences.append(f"{name}: {'; '.join(parts)}.\n")
+            means = ", ".join(f"{_cell(figure)} of {model}" for model, figure in found.means.items())
+            sentences.append(
+                f"{name}: mean {title_of(report.problem.chosen)} over {found.count} domains with {MIN_OF_EACH_LABEL} "
+                f"texts of each label {means}; worst domain {found.worst}, {_cell(found.worst_figure)}.\n"
+            )
     return sentences
-
-
-def _by_model(figures: Mapping[str, Figure]) -> str:
-    return ", ".join(f"{_cell(figure)} of {model}" for model, figure in figures.items())
 
 
 def _label_table(report: Report) -> str:
