@@ -55,7 +55,7 @@ def prepared(text: Path | None, sentences: int, folder: Path) -> Path:
 
 def measure(corpus: Path, tokens: int) -> dict[str, float]:
     """The figures of one pass over a prepared text, in batches of `tokens` tokens."""
-    tokenizer, text = Tokenizer.load(TOKENIZER), PreparedText.open(corpus)
+    tokenizer, text = Tokenizer.load(TOKENIZER), PreparedText(corpus)
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), ExamplesConfig(), 1, tokens)
     number = max(1, text.tokens // tokens)
     began = time.process_time()

@@ -149,7 +149,7 @@ class Pipeline:
         def make(folder: Path) -> None:
             from training.finetune.bag import write_bag  # a machine with a GPU may lack scikit-learn
 
-            store = PreparedText.open(labelled.folder)
+            store = PreparedText(labelled.folder)
             write_bag(problem_of(self.recipe.finetune.problem_type, store.labels), store, folder)
 
         return self._stage("bag", "prepare", {}, _always(make), needs=(labelled,))

@@ -36,7 +36,7 @@ SHAPE = ("model.hidden_size=64", "device=cuda")
 def make_trainer(recipe: Recipe, *, compiled: bool, cuda_graphs: bool = False) -> Trainer:
     """A trainer as `pretrain` makes it, without evaluations."""
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    text = PreparedText.open(recipe.folder / "corpus", use="train")
+    text = PreparedText(recipe.folder / "corpus", use="train")
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, recipe.micro_batch_tokens)
     loss = PretrainingLoss(new_model(recipe, tokenizer).to("cuda"))
     if compiled:

@@ -43,7 +43,7 @@ def choose_start(recipe: Recipe, texts: Iterable[Document]) -> Path:
     documents, labels = zip(*found[:: -(-len(found) // TRIED_TEXTS)], strict=True)
     checkpoint = load_checkpoint(SENTIMENT)
     checkpoint.model.to(choose_device(recipe.device))
-    logits = classify(checkpoint, documents, [0] * len(documents), "pair" if read == "both" else read).logits
+    logits = classify(checkpoint, documents, "pair" if read == "both" else read).logits
     opinion = (logits[:, 1] - logits[:, 0]).numpy()[:, None]
     guess = np.bincount(labels).max() / len(labels)
     with warnings.catch_warnings():

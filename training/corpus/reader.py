@@ -30,6 +30,8 @@ WINDOW_SHARDS = 32
 """Number of shards across which examples are shuffled: about 256 MB of text."""
 
 Offsets = NDArray[np.int64]
+Made = Mapping[str, Any]
+"""What `training.corpus.prepare` records of a folder."""
 
 
 class TextWindow:
@@ -68,16 +70,22 @@ class PreparedText:
     """A folder that `prepare` wrote."""
 
     def __init__(
-        self, folder: Path, made: Mapping[str, Any], *, use: str = "", source: str = "", scores: Path | None = None
+        self, folder: Path, made: Made | None = None, *, use: str = "", source: str = "", scores: Path | None = None
     ) -> None:
-        """Use what is recorded of a folder.
+        """Open a folder whose files its stage has checked.
 
         Args:
-            made: see `training.corpus.prepare`.
+            made: the record of the folder; read from it by default.
             use: read only shards of this use, see `Shard`.
             source: read only shards of this source.
             scores: a folder with further columns of all documents.
+
+        Raises:
+            CorpusError: the folder is not prepared.
         """
+        made = made or read_json(folder / DONE)
+        if made is None:
+            raise CorpusError(f"{folder}: not prepared, or not completely; run prepare")
         self.folder, self._scores = folder, scores
         shards = [Shard(**values) for values in made["shards"]]
         self.shards = [each for each in shards if use in ("", each.use) and source in ("", each.source)]
@@ -92,17 +100,6 @@ class PreparedText:
         knows only their frequencies."""
         self.labels: list[str] = made.get("labels", [])
         """Labels of labelled text, in the order of their numbers."""
-
-    @classmethod
-    def open(cls, folder: Path, *, use: str = "", source: str = "", scores: Path | None = None) -> PreparedText:
-        """Open a folder; see `__init__`. Its stage has checked the files.
-
-        Raises:
-            CorpusError: the folder is not prepared.
-        """
-        if (made := read_json(folder / DONE)) is None:
-            raise CorpusError(f"{folder}: not prepared, or not completely; run prepare")
-        return cls(folder, made, use=use, source=source, scores=scores)
 
     def window(self, numbers: Sequence[int] | None = None) -> TextWindow:
         """The shards with these numbers as one text; the first `WINDOW_SHARDS` if None."""

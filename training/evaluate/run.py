@@ -134,7 +134,7 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
     labelled = pipeline.labelled if is_own else pipeline.labelled_for(checkpoint.tokenizer)
     labelled.ensure(DistContext())
     bag = pipeline.bag_of(labelled)
-    store = PreparedText.open(labelled.folder, scores=bag.folder)
+    store = PreparedText(labelled.folder, scores=bag.folder)
     test = reported_texts(store, recipe.finetune)
     for source in recipe.finetune.tested:
         if source_name(source) not in test:
@@ -212,7 +212,7 @@ def _plot(pipeline: Pipeline, models: Mapping[str, Path], folder: Path, report: 
         file.unlink(missing_ok=True)
         if name in models:
             log = list(RunLog(models[name].parent / "log.jsonl"))
-            entropy = PreparedText.open(pipeline.corpus.folder).unigram_entropy if name == "pretrained" else None
+            entropy = PreparedText(pipeline.corpus.folder).unigram_entropy if name == "pretrained" else None
         if plot(file, log, entropy, tests, report.labels):
             written.append(file)
     return written

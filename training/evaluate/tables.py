@@ -94,8 +94,7 @@ def _verdict(name: str, figure: str, found: Comparison) -> str:
         return f"{name}: better than a bag of words: {figures}.\n"
     return (
         f"**{name}: a bag of words is better: {figures}. More labelled texts help most, then more time to train "
-        "(--minutes of classify, finetune.minutes or passes of a recipe), or another network to start from "
-        "(finetune.pretrained).**\n"
+        "(minutes, passes), or another network to start from (finetune.pretrained).**\n"
     )
 
 

@@ -22,7 +22,7 @@ def inspect(recipe: Recipe, tokenizer: Tokenizer, corpus: Path, examples: int) -
     Args:
         corpus: folder that `prepare` wrote.
     """
-    text, rng = PreparedText.open(corpus, use=TRAIN), np.random.default_rng(recipe.seed)
+    text, rng = PreparedText(corpus, use=TRAIN), np.random.default_rng(recipe.seed)
     window, config = next(text.windows(recipe.seed, 0)), recipe.pretrain.examples
     pairs, vocabulary = sample_pairs(window, config, rng)[:examples], Vocabulary.of(tokenizer)
     shown = (mask(window, pairs[i : i + 1], config.mask_fraction, vocabulary, rng) for i in range(len(pairs)))

@@ -48,6 +48,5 @@ def check_targets(recipe: Recipe) -> None:
     for name in SETTINGS:
         target = recipe.exported(name)
         if follow(target).resolve() in own:
-            key = "classifier" if name == "classifier" and recipe.export.classifier else "folder"
-            raise RunError(f"export.{key} is in {recipe.folder}, whose networks later stages start from; name another")
+            raise RunError(f"{target} is a network of this run, from which later stages start: export to another")
         check_target(target)

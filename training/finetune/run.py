@@ -68,7 +68,7 @@ def finetune(
         RunError: the network to start from does not fit the recipe.
     """
     check_start(recipe, start)
-    store = PreparedText.open(labelled, scores=soft_labels)
+    store = PreparedText(labelled, scores=soft_labels)
     dist.check_equal([store.tokenizer_hash, store.checksum])
     recipe = _plan(recipe, start, store, folder, dist, with_unlabelled=bool(recipe.soft_labels and soft_labels))
     dev, config = open_dev(start, store), recipe.finetune

@@ -35,7 +35,7 @@ def write_soft_labels(recipe: Recipe, teachers: Sequence[Checkpoint], labelled: 
         labelled: folder of the labelled text.
         folder: gets the column: (documents, labels), NaN for other texts.
     """
-    text, file = PreparedText.open(labelled), folder / "target_probs.npy"
+    text, file = PreparedText(labelled), folder / "target_probs.npy"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         np.save(part := file.with_suffix(".part.npy"), np.full((text.documents, len(text.labels)), np.nan, np.float32))

@@ -14,7 +14,6 @@ from torch import Tensor
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from model.packing import PackedBatch
-from training.corpus.encode import label_column, target_rows
 from training.errors import RunError
 from training.examples.labelled import LabelledTexts, encode_texts
 from training.metrics.domains import rows_by_domain
@@ -24,7 +23,6 @@ from training.problems.estimates import Estimate
 from training.recipe import SINGLE_LABEL, FinetuneConfig
 from training.runtime.device import check_finite, evaluating
 from training.sources.documents import Document
-from training.sources.labels import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def check_reading(checkpoint: Checkpoint, read: str) -> None:
         raise RunError(f'{checkpoint.path} takes single texts only (its type_vocab_size is 1): set read = "text"')
 
 
-def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequence[Target], read: str) -> Answers:
+def classify(checkpoint: Checkpoint, documents: Sequence[Document], read: str) -> Answers:
     """Classify documents in memory. They are read as the service reads them: up to the network's positions.
 
     Raises:
@@ -123,7 +121,7 @@ def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequ
     check_reading(checkpoint, read)
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     assert isinstance(model, BertForSequenceClassification)
-    targets = target_rows(label_column(labels), model.config.num_labels)
+    targets = np.full((len(documents), model.config.num_labels), np.nan, np.float32)
     texts = encode_texts(documents, targets, read, tokenizer, model.config.max_position_embeddings)
     return predict_classification(model, texts)
 

@@ -59,7 +59,7 @@ def pretrain(
         CorpusError: the text is damaged.
         RunError: `pretrain.start` does not fit.
     """
-    text = PreparedText.open(corpus, use=TRAIN)
+    text = PreparedText(corpus, use=TRAIN)
     dist.check_equal([text.tokenizer_hash, text.checksum])
     heldout = open_heldout(corpus)
     loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
@@ -168,8 +168,8 @@ def _with_dropout(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:
 
 def open_heldout(corpus: Path) -> dict[str, PreparedText]:
     """The held-out text of a corpus by the name of its source."""
-    shards = (shard for shard in PreparedText.open(corpus, use=HELDOUT).shards if shard.tokens)
-    parts = {each.source: PreparedText.open(corpus, use=HELDOUT, source=each.source) for each in shards}
+    shards = (shard for shard in PreparedText(corpus, use=HELDOUT).shards if shard.tokens)
+    parts = {each.source: PreparedText(corpus, use=HELDOUT, source=each.source) for each in shards}
     if not parts:
         raise CorpusError(
             f"{corpus} has no held-out text, so the network cannot be evaluated. Set corpus.heldout_fraction above 0 "

@@ -97,7 +97,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def window(folder: Path, use: str = TRAIN, source: str = "") -> TextWindow:
     """All shards of a part of a prepared folder."""
-    text = PreparedText.open(folder, use=use, source=source)
+    text = PreparedText(folder, use=use, source=source)
     return text.window(range(len(text.shards)))
 
 
@@ -125,14 +125,14 @@ def as_read(texts: list[str]) -> list[str]:
 def test_prepare_keeps_every_document_in_order_over_several_shards(root: Path) -> None:
     folder = prepared(recipe(root, heldout_fraction=0))
     written = [document.text for s in recipe(root).corpus.sources for document in documents(s, root / "data")]
-    assert len(PreparedText.open(folder).shards) > 5
+    assert len(PreparedText(folder).shards) > 5
     assert texts_of(folder) == as_read(written)
     assert not texts_of(folder, HELDOUT)
 
 
 def test_prepare_boundaries_are_those_of_sentences_and_documents(root: Path) -> None:
     folder = prepared(recipe(root))
-    text, opened = window(folder), PreparedText.open(folder, use=TRAIN)
+    text, opened = window(folder), PreparedText(folder, use=TRAIN)
     assert (text.sentence_starts[0], text.sentence_starts[-1]) == (0, opened.tokens)
     assert (text.document_starts[0], text.document_starts[-1]) == (0, len(text.sentence_starts) - 1)
     assert len(text.document_starts) == opened.documents + 1
@@ -143,7 +143,7 @@ def test_prepare_boundaries_are_those_of_sentences_and_documents(root: Path) -> 
 
 def test_prepare_counts_agree_with_the_arrays_and_per_source(root: Path) -> None:
     folder = prepared(recipe(root))
-    text, *parts = (PreparedText.open(folder, use=TRAIN, source=source) for source in ("", "a", "b"))
+    text, *parts = (PreparedText(folder, use=TRAIN, source=source) for source in ("", "a", "b"))
     for total, counts in ((text.tokens, "tokens"), (text.documents, "documents")):
         assert sum(getattr(part, counts) for part in parts) == total
     assert text.token_counts().sum() == text.tokens
@@ -372,7 +372,7 @@ def test_prepare_continues_with_the_shards_that_an_interrupted_run_is_missing(
         with pytest.raises(Killed):
             prepared(recipe(root))
     with pytest.raises(CorpusError, match="not prepared, or not completely; run prepare"):
-        PreparedText.open(folder)
+        PreparedText(folder)
     before = {name: time for name, time in made_at(folder).items() if "tmp" not in name}
     assert len(before) == 4
     assert prepared(recipe(root)) == folder
@@ -447,7 +447,7 @@ def test_prepare_on_a_cluster_without_ray_says_what_to_do(root: Path, monkeypatc
 
 def test_prepared_text_of_an_unprepared_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="not prepared"):
-        PreparedText.open(tmp_path)
+        PreparedText(tmp_path)
 
 
 def test_prepare_without_text_to_train_on_is_an_error(root: Path) -> None:
@@ -460,10 +460,10 @@ def test_prepare_passes_over_shards_and_heldout_sources_without_known_words(root
     write_rows(root / "data" / "a.jsonl", ["Ξένο κείμενο είναι."] * 200)
     write_rows(root / "data" / "dev.jsonl", ["Ξένο κείμενο εδώ."])
     folder = prepared(recipe(root, heldout=[{"path": "dev.jsonl"}]))
-    text = PreparedText.open(folder, use=TRAIN)
+    text = PreparedText(folder, use=TRAIN)
     assert [shard.tokens for shard in text.shards][:2] == [0, 0]
     assert len(texts_of(folder)) == text.documents == 40
-    assert not PreparedText.open(folder, use=HELDOUT).tokens
+    assert not PreparedText(folder, use=HELDOUT).tokens
 
 
 def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

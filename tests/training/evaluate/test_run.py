@@ -198,7 +198,7 @@ def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
     recipe = changed(make_recipe(), test=(), test_fraction=0.25)
     save_models(recipe, None, "classifier")
     assert made(recipe, "prepare")
-    parts = PreparedText.open(Pipeline(recipe).labelled.folder).column("parts")
+    parts = PreparedText(Pipeline(recipe).labelled.folder).column("parts")
     tested = int((parts == Part.TEST).sum())
     assert 10 <= tested <= 30
     assert f"| reviews | {tested} |" in evaluate_squeezed(recipe)
@@ -220,7 +220,7 @@ def test_evaluate_weights_prepares_heldout_text_only_and_reuses_the_baselines(
     evaluate(Pipeline(recipe), tmp_path)
     assert not any(line.startswith("bag of words") for line in caplog.messages)
     (heldout,) = recipe.folder.glob("stages/heldout-*")
-    assert {shard.use for shard in PreparedText.open(heldout).shards} == {"heldout"}
+    assert {shard.use for shard in PreparedText(heldout).shards} == {"heldout"}
     assert len(list(recipe.folder.glob("stages/labelled-*"))) == 1
 
 

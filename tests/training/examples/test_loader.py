@@ -30,7 +30,7 @@ Made = list[PretrainingBatch]
 
 @pytest.fixture(scope="module")
 def stream(prepared: Path) -> PretrainingStream:
-    text = PreparedText.open(prepared / "tiny" / "corpus", use="train")
+    text = PreparedText(prepared / "tiny" / "corpus", use="train")
     vocabulary = Vocabulary.of(Tokenizer.load(prepared / "tiny" / "tokenizer"))
     return PretrainingStream(text, vocabulary, CONFIG, seed=1, micro_batch_tokens=256)
 

@@ -17,7 +17,7 @@ from training.recipe import ExamplesConfig
 
 
 def stream_of(prepared: Path, config: ExamplesConfig) -> PretrainingStream:
-    text = PreparedText.open(prepared / "tiny" / "corpus", use="train")
+    text = PreparedText(prepared / "tiny" / "corpus", use="train")
     vocabulary = Vocabulary.of(Tokenizer.load(prepared / "tiny" / "tokenizer"))
     return PretrainingStream(text, vocabulary, config, 1, 256)
 

@@ -126,7 +126,7 @@ def test_finetune_labels_join_values_and_leave_some_out(
     recipe = changed(recipe, train=(source,), test=(), labels=labels)
     assert made(recipe, "finetune")
     assert load_checkpoint(recipe.folder / "classifier").config.labels == ["BAD", "GOOD"]
-    assert (PreparedText.open(recipe.folder / "labelled").column("parts") == Part.TRAIN).sum() == 40
+    assert (PreparedText(recipe.folder / "labelled").column("parts") == Part.TRAIN).sum() == 40
 
 
 # --- what is kept --------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_finetune_reads_texts_as_often_as_passes_say(finished: Recipe) -> None:
     resolved = read_resolved(seed_folder(finished))
     assert resolved is not None
     config, tokenizer = resolved.finetune, Tokenizer.load(finished.folder / "tokenizer")
-    text = PreparedText.open(Pipeline(finished).labelled.folder)
+    text = PreparedText(Pipeline(finished).labelled.folder)
     stream = LabelledStream(text, tokenizer, config.max_length, None, 1, resolved.micro_tokens(config))
     passes = [len(window) for window in islice(stream.windows(), round(config.passes or 0))]
     steps = list(RunLog(seed_folder(finished) / "log.jsonl"))[-1]["step"]

@@ -55,7 +55,7 @@ def column(recipe: Recipe) -> Path:
 
 def labelled(recipe: Recipe) -> PreparedText:
     """The labelled texts with their soft labels."""
-    return PreparedText.open(Pipeline(recipe).labelled.folder, scores=soft_labels(recipe))
+    return PreparedText(Pipeline(recipe).labelled.folder, scores=soft_labels(recipe))
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_teacher_reads_only_the_labelled_texts_of_the_other_folds(make_recipe: M
     recipe = save_new_network(make_recipe(*FOLDS, 'soft_labels.sources=[{name="more", path="test.jsonl"}]'))
     recipe = changed(recipe, test=())
     assert made(recipe, "prepare")
-    tokenizer, text = Tokenizer.load(recipe.folder / "tokenizer"), PreparedText.open(Pipeline(recipe).labelled.folder)
+    tokenizer, text = Tokenizer.load(recipe.folder / "tokenizer"), PreparedText(Pipeline(recipe).labelled.folder)
     groups, labels, trained = text.column("groups"), text.column("labels"), text.column("parts") == Part.TRAIN
     assert (labels == -1).any()
     for number in (0, 1):

@@ -259,7 +259,7 @@ def test_pretraining_loss_is_the_mean_in_nats_over_masked_tokens_plus_that_over_
 ) -> None:
     recipe = make_recipe()
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    text = PreparedText.open(recipe.folder / "corpus", use="train")
+    text = PreparedText(recipe.folder / "corpus", use="train")
     model = new_model(recipe, tokenizer).eval()
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, 256)
     batch = next(stream.windows()).batch(0, 0.0)
