@@ -28,7 +28,6 @@ from training.examples.loader import MicroBatches
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.recipe import ExamplesConfig, Recipe
-from training.runtime.files import DONE, write_json
 
 ROOT = Path(__file__).parent.parent
 TOKENIZER = ROOT / "model" / "weights" / "pretrained"
@@ -36,26 +35,31 @@ BATCH_TOKENS = (2048, 65_536)
 """Tokens of a batch on a CPU, and on a GPU."""
 
 
-def prepared(text: Path | None, sentences: int, folder: Path) -> Path:
-    """The folder of the prepared text: of a file or folder, or of generated sentences in documents of 1 to 60."""
-    if text is None:
-        rng, left = random.Random(0), texts.load(None, sentences)
-        text = folder / "text.txt"
-        with text.open("w", encoding="utf-8") as file:
-            while left:
-                document, left = left[: (size := rng.randint(1, 60))], left[size:]
-                file.write(" ".join(document) + "\n\n")
+def write_text(sentences: int, folder: Path) -> Path:
+    """A file of generated sentences in documents of 1 to 60."""
+    rng, left = random.Random(0), texts.load(None, sentences)
+    with (folder / "text.txt").open("w", encoding="utf-8") as file:
+        while left:
+            document, left = left[: (size := rng.randint(1, 60))], left[size:]
+            file.write(" ".join(document) + "\n\n")
+    return folder / "text.txt"
+
+
+def measure(source: Path) -> dict[int, dict[str, float]]:
+    """The figures of one pass over a file or folder of text, by the tokens of a batch."""
+    tokenizer = Tokenizer.load(TOKENIZER)
     recipe = Recipe.model_validate(
-        {"name": "loader", "corpus": {"sources": [{"path": str(text.resolve())}], "heldout_fraction": 0}}
+        {"name": "loader", "corpus": {"sources": [{"path": str(source.resolve())}], "heldout_fraction": 0}}
     )
-    made = prepare(recipe, Tokenizer.load(TOKENIZER), folder / "corpus")
-    write_json(folder / "corpus" / DONE, made)
-    return folder / "corpus"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made: Any = prepare(recipe, tokenizer, folder)
+        # Version 0.3 returns nothing.
+        text = PreparedText(folder, made) if made else PreparedText.open(folder / "train")  # type: ignore[attr-defined]
+        return {tokens: _measure(text, tokenizer, tokens) for tokens in BATCH_TOKENS}
 
 
-def measure(corpus: Path, tokens: int) -> dict[str, float]:
-    """The figures of one pass over a prepared text, in batches of `tokens` tokens."""
-    tokenizer, text = Tokenizer.load(TOKENIZER), PreparedText(corpus)
+def _measure(text: PreparedText, tokenizer: Tokenizer, tokens: int) -> dict[str, float]:
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), ExamplesConfig(), 1, tokens)
     number = max(1, text.tokens // tokens)
     began = time.process_time()
@@ -73,12 +77,12 @@ def measure(corpus: Path, tokens: int) -> dict[str, float]:
     }
 
 
-def measure_tree(tree: Path, corpus: Path, tokens: int) -> dict[str, float]:
+def measure_tree(tree: Path, source: Path) -> dict[int, dict[str, float]]:
     """`measure` in a process that imports the packages of a checkout."""
-    command = [sys.executable, __file__, "--corpus", str(corpus), "--tokens", str(tokens)]
+    command = [sys.executable, __file__, "--measure", str(source.resolve())]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tree, tree / "client")))}
-    figures: dict[str, Any] = json.loads(subprocess.check_output(command, cwd=tree, env=environment))
-    return figures
+    figures = json.loads(subprocess.check_output(command, cwd=tree, env=environment))
+    return {int(tokens): each for tokens, each in figures.items()}
 
 
 def table(trees: Sequence[Path], found: dict[tuple[int, str], list[list[float]]]) -> str:
@@ -100,21 +104,20 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="file or folder of text, in place of generated sentences")
     parser.add_argument("--sentences", type=int, default=100_000, help="number of generated sentences")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--corpus", type=Path, help="prepared text: print the figures of one pass over it as JSON")
-    parser.add_argument("--tokens", type=int, default=BATCH_TOKENS[0], help="of a batch, with --corpus")
+    parser.add_argument("--measure", type=Path, help="file or folder of text: print the figures of this tree as JSON")
     options = parser.parse_args()
-    if options.corpus:
-        print(json.dumps(measure(options.corpus, options.tokens)))
+    if options.measure:
+        print(json.dumps(measure(options.measure)))
         return
     trees = [ROOT, *([options.beside.resolve()] if options.beside else [])]
     found: defaultdict[tuple[int, str], list[list[float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = prepared(options.text, options.sentences, Path(folder))
+        source = options.text or write_text(options.sentences, Path(folder))
         for _ in range(options.rounds):
-            for tokens in BATCH_TOKENS:
-                runs = [measure_tree(tree, corpus, tokens) for tree in trees]
-                for name in runs[0]:
-                    found[tokens, name].append([run[name] for run in runs])
+            runs = [measure_tree(tree, source) for tree in trees]
+            for tokens, figures in runs[0].items():
+                for name in figures:
+                    found[tokens, name].append([run[tokens][name] for run in runs])
     print(table(trees, found))
 
 
