@@ -37,6 +37,7 @@ from training.runtime.device import (
     autocast,
     choose_device,
     choose_precision,
+    configure_process,
     matmul_peak,
     maybe_compile,
     synchronize,
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps to time")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     options = parser.parse_args(arguments)
+    configure_process()
     try:
         print(bench(options.preset, options.length, options.batch, options.steps, options.device))
     except BertError as error:
