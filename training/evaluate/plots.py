@@ -15,7 +15,7 @@ from training.evaluate.classifier import ClassifierReport
 from training.metrics.classification import Bin
 
 SIDE = 6
-"""Inches of a panel, at least, without a confusion of many labels."""
+"""Inches of a panel, without many labels."""
 
 
 def plot(
@@ -35,17 +35,19 @@ def plot(
     for line in log:
         for name, loss in _losses(line).items():
             curves[name].append((line["tokens"], loss))
-    panels: list[Callable[[Axes], None]] = [partial(_plot_losses, curves, unigram_entropy)] if curves else []
+    rows: list[list[Callable[[Axes], None]]] = [[partial(_plot_losses, curves, unigram_entropy)]] if curves else []
     for name, test in (tests or {}).items():
-        panels += [partial(_plot_confusion, name, test.confusion, labels)] if test.confusion else []
-        panels += [partial(_plot_calibration, name, test.reliability)] if test.reliability else []
-    if not panels:
+        confusion = [partial(_plot_confusion, name, test.confusion, labels)] if test.confusion else []
+        rows += [[*confusion, partial(_plot_calibration, name, test.reliability)]] if test.reliability else []
+    if not rows:
         return False
-    has_confusion = any(test.confusion for test in (tests or {}).values())
-    side = max(SIDE, 3 + min(len(labels), 50) / 2) if has_confusion else SIDE
-    figure = Figure((side, side * len(panels)), layout="constrained")  # not pyplot, which looks for a display
-    for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
-        panel(axes)
+    side, columns = max(SIDE, 3 + min(len(labels), 50) / 2), max(map(len, rows))
+    figure = Figure((side * columns, side * len(rows)), layout="constrained")  # not pyplot, which looks for a display
+    for line, row in zip(figure.subplots(len(rows), columns, squeeze=False), rows, strict=True):
+        for axes in line[len(row) :]:
+            axes.set_axis_off()
+        for axes, panel in zip(line, row, strict=False):
+            panel(axes)
     figure.savefig(file)
     return True
 

@@ -78,8 +78,8 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.md"
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
-    classifier, network = (text_of.get(name, "") for name in ("classifier", "pretrained"))
-    text = "\n".join(filter(None, [classifier, wrong_answers(report), network, *notes]))
+    parts = [text_of.get("classifier"), wrong_answers(report), text_of.get("pretrained"), *notes]
+    text = "\n".join(filter(None, parts))
     served = found.get("classifier") if weights else recipe.exported("classifier")
     command = f"BERT_SENTIMENT={shlex.quote(str(served))} bert-serve"
     serve = f"\nTo serve it:\n\n    {command}\n" if report.classification else ""
@@ -152,7 +152,6 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
             "and the temperature"
         )
     problem, results = problem_of(recipe.finetune.problem_type, store.labels), pipeline.results() if is_own else {}
-    several = results if len(results) > 1 else {}
     models = {OURS: _scores(recipe, checkpoint, test), BAG: of_bag}
     reports = {
         name: report_on(problem, {model: found[name] for model, found in models.items() if name in found}, part)
@@ -163,7 +162,7 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
         "problem_type": recipe.finetune.problem_type,
         "labels": list(problem.names),
         "seed": best_seed(list(results.values())).seed if results else None,
-        "seeds": {seed: _seed_figures(pipeline, problem, each, test) for seed, each in several.items()},
+        "seeds": {i: _seed_figures(pipeline, problem, each, test) for i, each in results.items() if len(results) > 1},
     }
 
 
@@ -208,11 +207,10 @@ def _plot(pipeline: Pipeline, models: Mapping[str, Path], folder: Path, report: 
     """
     written = []
     for name, tests in (("pretrained", {}), ("classifier", report.classification)):
-        file, log, entropy = folder / f"{name}.png", list[dict[str, Any]](), None
+        file, own = folder / f"{name}.png", models.get(name)
         file.unlink(missing_ok=True)
-        if name in models:
-            log = list(RunLog(models[name].parent / "log.jsonl"))
-            entropy = PreparedText(pipeline.corpus.folder).unigram_entropy if name == "pretrained" else None
+        log = RunLog(own.parent / "log.jsonl") if own else ()
+        entropy = PreparedText(pipeline.corpus.folder).unigram_entropy if own and name == "pretrained" else None
         if plot(file, log, entropy, tests, report.labels):
             written.append(file)
     return written

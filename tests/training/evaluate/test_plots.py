@@ -26,8 +26,8 @@ def test_plot_needs_a_line_or_answers_to_plot(tmp_path: Path) -> None:
 def test_plot_has_panels_for_each_test_set(tmp_path: Path) -> None:
     bins, topics = reliability(torch.tensor([0.9, 0.6]), torch.tensor([True, False])), [f"topic {i}" for i in range(51)]
     for confusion, labels, size in (
-        ([[3, 1], [0, 0]], ["$", "$$"], (600, 2400)),
-        ([[1] * 51] * 51, topics, (2800, 11200)),
+        ([[3, 1], [0, 0]], ["$", "$$"], (1200, 1200)),
+        ([[1] * 51] * 51, topics, (5600, 5600)),
         (None, ["stars"], (600, 1200)),
     ):
         report = ClassifierReport(2, {}, None, {}, None, None, None, None, [], confusion, bins)
