@@ -52,8 +52,9 @@ stage_pack() {
     # shellcheck disable=SC2086  # several names
     [[ ! $LACKING ]] || "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
         --implementation cp "${platforms[@]}" -c constraints.txt -d "$packed/wheels" $LACKING
-    CHANGES="${CHANGES[*]}" "$SELF" commands list | sed -nE 's#^done.*/(stages/(tokenizer|corpus|labelled)-.*)#\1#p' |
-        tar -c -C "$WORK/run" -T - file-hashes.json | xz -T0 -8 >"$packed/text.tar.xz"
+    CHANGES="${CHANGES[*]}" "$SELF" commands list |
+        sed -nE 's#^done.*/(stages/(tokenizer|corpus|labelled|bag)-.*)#\1#p' |
+        tar -c --exclude=texts.jsonl.gz -C "$WORK/run" -T - file-hashes.json | xz -T0 -8 >"$packed/text.tar.xz"
     tar -c -C "$packed" wheels text.tar.xz | split -b $((ROOM * MIB)) -d -a 2 - "$PACK/piece-"
     (cd "$PACK" && sha256sum piece-*) >"$packed/sums"
     for piece in "$PACK"/piece-*; do
