@@ -38,7 +38,7 @@ def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
 def files(source: SourceConfig, root: Path) -> list[Path]:
     """The files of a source in reading order; empty if it comes from the hub.
 
-    A directory or a pattern gives each real file once, whatever symbolic links lead to it.
+    A directory or a pattern gives each real file once, even if several symbolic links lead to it.
 
     Raises:
         MissingTextError: a file does not exist.
