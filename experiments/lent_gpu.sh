@@ -8,8 +8,7 @@
 #   there  lent_gpu.sh train          after the last folder; exit status 130: call it again, it goes on
 #   there  lent_gpu.sh deliver 1      finished or not, before the time ends; then deliver 2, ... while it names more
 #   here   lent_gpu.sh join           with what came back in $OUT; then `python -m training evaluate` and `export`
-# RECIPE (shipped) and CHANGES (there: device=cuda) are the arguments of `python -m training`; DATA: the texts; WORK: all
-# that is made.
+# RECIPE (shipped) and CHANGES (there: device=cuda): arguments of `python -m training`; DATA: texts; WORK: results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SELF=experiments/lent_gpu.sh
