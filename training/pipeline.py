@@ -7,8 +7,9 @@
     labelled     tokenizer
     teacher      labelled, pretrain                        one for each fold
     soft_labels  labelled, teachers
-    bag          labelled
+    bag          labelled                                  one more for all rows
     finetune     labelled, pretrain, soft_labels or bag    one for each seed
+    final        all seeds, and what each of them needs    with `finetune.all_rows`
     heldout      tokenizer                                 for `evaluate --weights`
 
 The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the stage's settings and of the stages that
@@ -39,23 +40,25 @@ from training.corpus.fingerprint import (
     source_settings,
     tokenizer_hash,
 )
+from training.corpus.parts import ALL_ROWS, Part
 from training.corpus.prepare import corpus_settings, prepare, prepare_labelled, text_settings
 from training.corpus.reader import FORMAT, PreparedText
 from training.corpus.tokenizer import make_tokenizer
 from training.errors import MissingTextError, RunError
 from training.examples.labelled import Fold
+from training.finetune.plan import bag_weight
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, best_seed
 from training.finetune.soft_labels import load_teachers, write_soft_labels
 from training.finetune.task import keeps_last_layer
 from training.pretrain.run import pretrain
 from training.problems.choose import problem_of
-from training.recipe import SINGLE_LABEL, Recipe, SourceConfig, source_name
+from training.recipe import Recipe, SourceConfig, source_name
 from training.runtime.distributed import DistContext
 from training.stage import LINKS, Made, Stage, follow, link
 
-_IN_TEXTS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction"}
-"""Keys of `[finetune]` that the stage `labelled` depends on."""
+_OF_OTHERS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction", "all_rows"}
+"""Keys of `[finetune]` on which no training depends, but the stage `labelled` or the list of trainings."""
 
 logger = logging.getLogger(__name__)
 
@@ -143,23 +146,38 @@ class Pipeline:
         """Scores of a bag of words for the labelled text."""
         return self.bag_of(self.labelled)
 
-    def bag_of(self, labelled: Stage) -> Stage:
-        """Scores of a bag of words for other labelled text."""
+    @cached_property
+    def bag_of_all_rows(self) -> Stage:
+        """Scores of a bag of words that is trained on all rows; see `finetune.all_rows`."""
+        return self.bag_of(self.labelled, ALL_ROWS)
+
+    def bag_of(self, labelled: Stage, *place: str) -> Stage:
+        """Scores of a bag of words for other labelled text.
+
+        Args:
+            place: a folder in that of the text with other parts.
+        """
 
         def make(folder: Path) -> None:
-            from training.finetune.bag import write_bag  # a machine with a GPU may lack scikit-learn
-
-            store = PreparedText(labelled.folder)
+            try:
+                from training.finetune.bag import write_bag
+            except ModuleNotFoundError as error:  # a machine with a GPU may lack scikit-learn
+                raise RunError("scikit-learn is missing: run prepare elsewhere and copy stages/bag-*, too") from error
+            store = PreparedText(labelled.folder, places=[labelled.folder / each for each in place])
             write_bag(problem_of(self.recipe.finetune.problem_type, store.labels), store, folder)
 
-        return self._stage("bag", "prepare", {}, _always(make), needs=(labelled,))
+        return self._stage("bag", "prepare", {"place": place}, _always(make), needs=(labelled,))
 
-    @property
-    def _bag_teacher(self) -> list[Stage]:
-        """The bag of words if it may be a teacher of the classifier; see `finetune.bag_weight`."""
-        config = self.recipe.finetune
-        is_used = config.problem_type == SINGLE_LABEL and not self.recipe.soft_labels and config.bag_weight != 0
-        return [self.bag] if is_used else []
+    def _texts(self) -> Iterator[Stage]:
+        """The labelled text, then the bags of words that classifiers learn from, which depends on the number of texts:
+        none while that is unknown."""
+        if self.has_labels:
+            yield self.labelled
+        if self.has_labels and self.labelled.record is not None:
+            texts = int((PreparedText(self.labelled.folder).column("parts") == Part.TRAIN).sum())
+            has_labels = self.start is not None and keeps_last_layer(self.start.model, self.ordered.finetune)
+            is_taught = bag_weight(self.ordered, texts, has_labels=has_labels) > 0
+            yield from [self.bag, self.bag_of_all_rows][: is_taught * (1 + self.recipe.finetune.all_rows)]
 
     # --- networks --------------------------------------------------------------------------------------------------
 
@@ -230,8 +248,12 @@ class Pipeline:
     @cached_property
     def seeds(self) -> dict[int, Stage]:
         """The classifier of each seed."""
-        teacher = self.soft_labels or next(iter(self._bag_teacher), None)
-        return {seed: self._classifier("finetune", "finetune", seed, None, teacher) for seed in self._seeds}
+        return {seed: self._classifier("finetune", "finetune", seed, None, self.soft_labels) for seed in self._seeds}
+
+    @cached_property
+    def final(self) -> Stage | None:
+        """The classifier of all rows, with the settings of the best seed; None without `finetune.all_rows`."""
+        return self._classifier("final", "finetune") if self.recipe.finetune.all_rows else None
 
     @property
     def _seeds(self) -> tuple[int, ...]:
@@ -241,35 +263,40 @@ class Pipeline:
         self,
         name: str,
         command: str,
-        seed: int,
-        left_out: Fold | None,
+        seed: int | None = None,
+        left_out: Fold | None = None,
         soft_labels: Stage | None = None,
     ) -> Stage:
         """A training of the classifier.
 
         Args:
+            seed: None for that of the best seed, and its settings, on all rows.
             left_out: Texts that are not trained on.
         """
         recipe = self.ordered
         if recipe.finetune.minutes:
             teachers = recipe.soft_labels.folds if recipe.soft_labels and not recipe.soft_labels.teacher else 0
-            minutes = recipe.finetune.minutes / (teachers + len(self._seeds))
+            minutes = recipe.finetune.minutes / (teachers + len(self._seeds) + recipe.finetune.all_rows)
             recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
         pretrained = recipe.finetune.pretrained
         settings = {
-            "finetune": recipe.finetune.model_dump(mode="json", exclude={"seeds", "pretrained", *_IN_TEXTS}),
+            "finetune": recipe.finetune.model_dump(mode="json", exclude={"seeds", "pretrained", *_OF_OTHERS}),
             "start": checkpoint_hash(pretrained) if pretrained else None,
             "soft_label_weight": recipe.soft_labels.weight if recipe.soft_labels and soft_labels else None,
             "left_out": [left_out.number, left_out.count] if left_out else None,
             "half_residual": recipe.half_residual,
-            "seed": seed,
+            # Not among the needs, because only rank 0 may have their results.
+            "seed": sorted(stage.key for stage in self.seeds.values()) if seed is None else seed,
         }
         needs = (self.labelled, *(() if pretrained else (self.pretrain,)), *((soft_labels,) if soft_labels else ()))
 
         def make(folder: Path, dist: DistContext) -> Made:
             start = self.start or load_checkpoint(self.pretrain.folder / "model")
-            soft = soft_labels.folder if soft_labels else None
-            return finetune(recipe, start, self.labelled.folder, soft, folder, seed, left_out, dist)
+            best = self.best if seed is None and dist.is_main else None
+            chosen: Any = dist.all_gather(best and (best.settings["seed"], best.folder))[0] or (seed, None)
+            bags = [*self._texts()][2 if seed is None else 1 :]
+            soft = next((stage.folder for stage in (soft_labels, *bags) if stage), None)
+            return finetune(recipe, start, self.labelled.folder, soft, folder, left_out, dist, *chosen)
 
         return self._stage(name, command, settings, make, needs=needs, in_ranks=True)
 
@@ -293,13 +320,15 @@ class Pipeline:
         return self.seeds[best_seed(list(self.results().values())).seed]
 
     def link_best(self) -> None:
-        """Let the readable paths lead to the best classifier."""
-        best = self.best
-        link(self.recipe.folder / "finetune", best.folder)
-        link(self.recipe.folder / "classifier", best.folder / "model")
+        """Let the readable paths lead to the best training, and to the classifier that is exported."""
+        link(self.recipe.folder / "finetune", self.best.folder)
+        link(self.recipe.folder / "classifier", (self.final or self.best).folder / "model")
 
-    def models(self) -> dict[str, Path]:
+    def models(self, *, exported: bool = False) -> dict[str, Path]:
         """The run's networks that are complete: `pretrained`, `classifier`. Logs the others that the recipe makes.
+
+        Args:
+            exported: whether the classifier is the one of all rows, if the recipe has it.
 
         Raises:
             RunError: none is complete.
@@ -308,7 +337,7 @@ class Pipeline:
         for name, is_made in (("pretrained", self.pretrains), ("classifier", self.has_labels)):
             try:
                 if is_made:
-                    stage = self.pretrain if name == "pretrained" else self.best
+                    stage = self.pretrain if name == "pretrained" else (exported and self.final) or self.best
                     stage.check()
                     found[name] = stage.folder / "model"
             except RunError as error:
@@ -332,27 +361,29 @@ class Pipeline:
         """Whether the recipe trains a classifier."""
         return bool(self.recipe.finetune.train)
 
-    def of(self, command: str) -> list[Stage]:
-        """The stages that a command makes, in order."""
+    def of(self, command: str) -> Iterator[Stage]:
+        """The stages that a command makes, in order. Some depend on the result of those before them."""
         if command == "tokenizer":
-            return [self.tokenizer]
-        if command == "prepare":  # labelled texts first: a wrong label is found before the large text is prepared
-            labelled = [self.labelled, *self._bag_teacher] if self.has_labels else []
-            return [*labelled, *([self.corpus] if self.pretrains else [])]
-        if command == "pretrain":
-            return [self.pretrain]
-        if command == "soft-labels":
+            yield self.tokenizer
+        elif command == "prepare":  # labelled texts first: a wrong label is found before the large text is prepared
+            yield from self._texts()
+            yield from [self.corpus] if self.pretrains else []
+        elif command == "pretrain":
+            yield self.pretrain
+        elif command == "soft-labels":
             if self.soft_labels is None:
                 raise RunError(
                     "the recipe has no [soft_labels]: name a classifier, soft_labels.teacher=runs/big/classifier, "
                     "or learn from this run's own teachers, soft_labels.weight=0.5"
                 )
-            return [self.labelled, *self.teachers, self.soft_labels]
-        if command == "evaluate":
-            return [self.bag] if self.has_labels else []
-        if not self.has_labels:
+            yield from (self.labelled, *self.teachers, self.soft_labels)
+        elif command == "evaluate":
+            yield from [self.bag] if self.has_labels else []
+        elif not self.has_labels:
             raise RunError("finetune.train has no source to train a classifier on")
-        return [self.labelled, *self._bag_teacher, *self.seeds.values()]
+        else:
+            yield from self._texts()
+            yield from filter(None, (*self.seeds.values(), self.final))
 
     def commands(self) -> list[str]:
         """The commands of `all`, in order."""

@@ -295,14 +295,17 @@ class FinetuneConfig(_Strict):
     """Train once with each seed and keep the best on dev. If empty, the recipe's `seed`."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each source's texts or groups to hold out for the report if there is no `test`."""
-    dev_fraction: Share = 0.05
+    dev_fraction: Share | None = None
     """Share of each source's texts or groups that `finetune` does not train on, to choose the seed and the
-    temperature."""
+    temperature. If absent, 0.05, but 100 of a small source, and 0.2 of one with less than 500."""
+    all_rows: bool = False
+    """Train once more with the settings of the best seed, on the texts of dev and `test_fraction`, too. The report is
+    on the first classifier, and the last one is exported."""
     passes: Annotated[float, Field(gt=0)] | None = None
     """Passes over the texts. If absent, chosen by their tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes for all seeds and the teachers of `[soft_labels]`, in equal parts. There are
-    fewer passes if not all fit."""
+    """Budget in minutes for all seeds, the training of `all_rows` and the teachers of `[soft_labels]`, in equal parts.
+    There are fewer passes if not all fit."""
     max_length: Annotated[Whole, Field(ge=8)] = 256
     """Tokens of a text or pair in training: the beginning and the end are kept. Dev and test texts have up to the
     network's positions."""
@@ -331,6 +334,10 @@ class FinetuneConfig(_Strict):
         """Sources with texts for the report only: those of `test`, or of `train` if a part of them is held out."""
         return self.test or (self.train if self.test_fraction else ())
 
+    def dev_share(self, groups: int) -> float:
+        """Share of the groups of a source that is dev."""
+        return max(0.05, min(0.2, 100 / groups)) if self.dev_fraction is None else self.dev_fraction
+
     def in_order_of(self, names: Sequence[str]) -> FinetuneConfig:
         """The same labels in the order of a classifier; unchanged if the classifier has others."""
         if list(names) == self.label_names or sorted(names) != sorted(self.label_names):
@@ -348,9 +355,9 @@ class FinetuneConfig(_Strict):
         BertConfig(id2label=dict(enumerate(self.label_names)))  # raises ConfigError
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must differ: each has its own folder")
-        if len(self.seeds) > 1 and not self.dev_fraction:
+        if len(self.seeds) > 1 and self.dev_fraction == 0:
             raise ValueError("to choose among several seeds, dev_fraction must be above 0")
-        if self.dev_fraction + self.test_fraction >= 1:
+        if (self.dev_fraction or 0) + self.test_fraction >= 1:
             raise ValueError("dev_fraction and test_fraction leave no text to train on")
         return self
 
@@ -465,6 +472,8 @@ class Recipe(_Strict):
         for key, value in (("soft_labels", self.soft_labels), ("finetune.bag_weight", self.finetune.bag_weight)):
             if value and kind != SINGLE_LABEL:
                 raise ValueError(f"{key} needs one label per text, and problem_type is {kind!r}")
+        if self.soft_labels and self.finetune.all_rows:
+            raise ValueError("finetune.all_rows: soft_labels has probabilities of the texts to train on only")
         return self
 
     @model_validator(mode="after")

@@ -87,6 +87,7 @@ def test_pipeline_keys_do_not_depend_on_the_folder_of_runs_or_on_where_and_when_
         ("finetune.dev_fraction=0.3", {"bag", "labelled", "finetune"}),
         ('finetune.labels={"1"="POSITIVE","0"="NEGATIVE"}', {"bag", "labelled", "finetune"}),
         ("finetune.passes=3", {"finetune"}),
+        ("finetune.all_rows=true", {"final"}),
         ("finetune.seeds=[1]", set()),
         ("finetune.seeds=[2]", {"finetune"}),
         ("soft_labels.weight=0.5", {"teacher", "soft_labels", "finetune"}),
@@ -165,6 +166,7 @@ def test_pipeline_key_of_a_seed_does_not_depend_on_the_other_seeds(recipe: Recip
     ("overrides", "trainings"),
     [
         (["finetune.seeds=[1,2]"], 2),
+        (["finetune.seeds=[1,2]", "finetune.all_rows=true"], 3),
         (["finetune.seeds=[1,2]", "soft_labels.folds=4"], 6),
         (["finetune.seeds=[1,2]", "soft_labels.teacher=network"], 2),
         (["soft_labels.folds=2"], 3),
@@ -175,7 +177,7 @@ def test_pipeline_trainings_of_classifiers_share_the_minutes(
 ) -> None:
     overrides = [each.replace("network", str(pretrained)) for each in overrides]
     pipeline = Pipeline(load_recipe(recipe.loaded, [*recipe.overrides, "finetune.minutes=9", *overrides]))
-    stages = [*pipeline.teachers, *pipeline.seeds.values()]
+    stages = [*pipeline.teachers, *pipeline.seeds.values(), *filter(None, [pipeline.final])]
     assert [stage.settings["finetune"]["minutes"] for stage in stages] == [9 / trainings] * trainings
 
 

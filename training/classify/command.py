@@ -57,7 +57,7 @@ class Survey:
     tested: LabelCounts
     """Labels of the test table; empty without one."""
     fractions: tuple[float, float]
-    """`dev_fraction` and `test_fraction`."""
+    """Shares of dev and test."""
     labels: dict[str, str]
     """The value of `finetune.labels`; empty for numbers."""
     notes: list[str]
@@ -88,7 +88,7 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE_LABEL):
         values["finetune"]["pretrained"] = str(choose_start(recipe, found.counts.first))
     recipe = write_recipe(output, values, f"bert-train {shlex.join(arguments)}")
-    return Plan(recipe, "\n".join(_summary(given, stated, found)))
+    return Plan(recipe, "\n".join(_summary(given, stated, found, all_rows=recipe.finetune.all_rows)))
 
 
 def survey(given: argparse.Namespace, stated: Values) -> Survey:
@@ -108,11 +108,11 @@ def survey(given: argparse.Namespace, stated: Values) -> Survey:
         test = train.model_copy(update={"path": str(absolute(given.test))})
         tested = count_labels(documents_of(test, open_files(test, Path())))
     fraction = 0.0 if test else round(min(TEST_FRACTION, MAX_TESTED / max(1, counts.texts)), 4)
-    finetune = {"dev_fraction": FinetuneConfig().dev_fraction, "test_fraction": fraction} | stated["finetune"]
-    fractions = finetune["dev_fraction"], finetune["test_fraction"]
+    dev = FinetuneConfig(dev_fraction=stated["finetune"].get("dev_fraction")).dev_share(max(1, counts.texts))
+    fractions = dev, stated["finetune"].get("test_fraction", fraction)
     labels: tuple[dict[str, str], list[str]] = {}, []
     if problem != REGRESSION:
-        labels = name_labels(counts, tested, finetune.get("labels", {}), fractions, given.table)
+        labels = name_labels(counts, tested, stated["finetune"].get("labels", {}), given.table)
     return Survey(train, test, problem, counts, tested, fractions, *labels)
 
 
@@ -122,6 +122,8 @@ def _recipe(given: argparse.Namespace, stated: Values, found: Survey, output: Pa
     finetune: Values = {"pretrained": str(PRETRAINED), "test_fraction": found.fractions[1]}
     if found.problem:
         finetune["problem_type"] = found.problem
+    if any(found.fractions) and "soft_labels" not in stated:
+        finetune["all_rows"] = True
     if given.minutes is not None:
         finetune["minutes"] = round(
             max(TRAINING_SHARE * given.minutes - START_MINUTES, MIN_TRAINING_SHARE * given.minutes), 2
@@ -181,7 +183,7 @@ def _values(source: SourceConfig, data: Path) -> Values:
 # --- the summary before the work begins ----------------------------------------------------------------------------
 
 
-def _summary(given: argparse.Namespace, stated: Values, found: Survey) -> Iterator[str]:
+def _summary(given: argparse.Namespace, stated: Values, found: Survey, *, all_rows: bool) -> Iterator[str]:
     """Sentences about the data found, the decisions made and the work ahead."""
     counts, source = found.counts, found.train
     columns = f" (column{'s' * (len(source.text) > 1)} {', '.join(source.text)}; labels: column {source.label})"
@@ -200,3 +202,5 @@ def _summary(given: argparse.Namespace, stated: Values, found: Survey) -> Iterat
     dev, test = (round(share * counts.texts) for share in found.fractions)
     held_out = found.tested.texts or test
     yield f"about {counts.texts - dev - test:,} texts to train on, {dev:,} for dev, {held_out:,} for the report"
+    if all_rows:
+        yield "trains twice: without the held-out texts for the report, then on all (finetune.all_rows=false: once)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,16 +12,12 @@ from training.classify.values import natural_order, spellings
 from training.errors import SourceError
 from training.sources.documents import Document
 from training.sources.labels import canonical
-from training.sources.split import text_hash
 
 MIN_TEXTS = 10
 """Minimum number of texts of two labels: with fewer, neither training nor figures mean anything."""
 
 KEPT_TEXTS = 4000
 """Texts from which `training.classify.start` takes a sample: a file may be sorted by labels."""
-
-MANY_GROUPS = 20
-"""A label with fewer groups of texts may have all of them held out."""
 
 
 @dataclass(slots=True)
@@ -34,8 +30,6 @@ class LabelCounts:
     """Rows with a text only."""
     values: Counter[str] = field(default_factory=Counter)
     """Texts of each value."""
-    first_groups: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """For each value, the hashes of at most `MANY_GROUPS` groups. A text without a group is a group by itself."""
     first: list[Document] = field(default_factory=list)
     """The first texts with labels, at most `KEPT_TEXTS`."""
 
@@ -52,20 +46,17 @@ def count_labels(found: Iterable[Document]) -> LabelCounts:
             counts.first.append(document)
         for value in values:
             counts.values[value] += 1
-            if len(counts.first_groups[value]) < MANY_GROUPS:
-                counts.first_groups[value].add(text_hash(document.group or document.text))
     return counts
 
 
 def name_labels(
-    counts: LabelCounts, tested: LabelCounts, stated: Mapping[str, str], split_: tuple[float, float], name: str
+    counts: LabelCounts, tested: LabelCounts, stated: Mapping[str, str], name: str
 ) -> tuple[dict[str, str], list[str]]:
     """A label for each value of the table and of the test table, "" if it is left out; and the reasons for these.
 
     Args:
         tested: Labels of the test table; empty without one.
         stated: `finetune.labels` of the command line. Values that it does not name keep their spelling.
-        split_: `dev_fraction` and `test_fraction`.
         name: Name of the table in messages.
 
     Raises:
@@ -84,25 +75,21 @@ def name_labels(
     if new := {value: count for value, count in tested.values.items() if value not in counts.values and names[value]}:
         names |= dict.fromkeys(new, "")
         notes.append(f"left out of the test table: labels that {name} does not have: {listed(new)}")
-    learned = _learned(counts, names, split_)
-    if few := {value: counts.values[value] for value, label in names.items() if label and label not in learned}:
+    texts = _texts(counts, names)
+    if few := {value: counts.values[value] for value, label in names.items() if label and texts[label] < 2}:
         names |= dict.fromkeys(few, "")
-        notes.append(f"left out: labels with one text, or whose few texts are all held out: {listed(few)}")
+        notes.append(f"left out: labels with one text: {listed(few)}")
     _check_enough(counts, names, name)
     return names, notes
 
 
-def _learned(counts: LabelCounts, names: Mapping[str, str], split_: tuple[float, float]) -> set[str]:
-    """Labels with several texts, some of which are trained on; see `name_labels`."""
+def _texts(counts: LabelCounts, names: Mapping[str, str]) -> Counter[str]:
+    """Texts of each label."""
     texts: Counter[str] = Counter()
-    groups: dict[str, set[int]] = defaultdict(set)
     for value, label in names.items():
-        texts[label] += counts.values[value]
-        groups[label] |= counts.first_groups.get(value, set())
-    dev, test = (int(share * 2**64) for share in split_)  # as training.sources.split
-    trained = {label for label, hashes in groups.items() if any(dev <= group < 2**64 - test for group in hashes)}
-    many = {label for label, hashes in groups.items() if len(hashes) == MANY_GROUPS}
-    return {label for label in trained | many if texts[label] > 1}
+        if label:
+            texts[label] += counts.values[value]
+    return texts
 
 
 def listed(counts: Mapping[str, int], most: int = 1000) -> str:
@@ -134,10 +121,7 @@ def _check_spellings(counts: Mapping[str, int], names: Mapping[str, str], stated
 
 def _check_enough(counts: LabelCounts, names: Mapping[str, str], name: str) -> None:
     """Raise SourceError unless two labels have `MIN_TEXTS` texts."""
-    texts: Counter[str] = Counter()
-    for value, label in names.items():
-        if label:
-            texts[label] += counts.values[value]
+    texts = _texts(counts, names)
     if len(texts) < 2 or min(count for _, count in texts.most_common(2)) < MIN_TEXTS:
         there = listed(counts.values, 20) or "none"
         raise SourceError(

@@ -11,13 +11,13 @@ import numpy as np
 
 import model
 from model.checkpoint import load_checkpoint
-from training.corpus.inputs import reading_of
+from training.corpus.inputs import reading_of, split_columns
+from training.corpus.parts import Part, held_out, labelled_sources
 from training.metrics.classification import classify
 from training.recipe import Recipe
 from training.runtime.device import choose_device
 from training.sources.documents import Document
 from training.sources.labels import with_targets
-from training.sources.split import hashes
 
 PRETRAINED, SENTIMENT = (Path(model.__file__).parent / "weights" / name for name in ("pretrained", "sentiment"))
 
@@ -37,9 +37,11 @@ def choose_start(recipe: Recipe, texts: Iterable[Document]) -> Path:
     from sklearn.linear_model import LogisticRegression  # a machine with a GPU may lack scikit-learn
     from sklearn.model_selection import cross_val_score
 
-    read = reading_of(recipe.finetune.train[0])
-    untested = (1 - recipe.finetune.test_fraction) * 2**64  # as training.corpus.parts, because reports use the others
-    found = list(with_targets((each for each in texts if hashes(each)[1] < untested), recipe.finetune))
+    config = recipe.finetune
+    read, found = reading_of(config.train[0]), list(with_targets(texts, config))
+    columns = split_columns((len(config.test), *row) for row in found)
+    parts = held_out(columns, labelled_sources(config, ()), config)
+    found = [found[i] for i in np.isin(parts, (Part.TRAIN, Part.DEV)).nonzero()[0]]  # the report uses the others
     documents, labels = zip(*found[:: -(-len(found) // TRIED_TEXTS)], strict=True)
     checkpoint = load_checkpoint(SENTIMENT)
     checkpoint.model.to(choose_device(recipe.device))

@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from training.corpus.encode import NO_LABEL
-from training.corpus.parts import TEST, TRAIN, UNLABELLED, Part, held_out, labelled_sources
+from training.corpus.encode import NO_LABEL, label_column
+from training.corpus.parts import TEST, TRAIN, UNLABELLED, Columns, Part, held_out, labelled_sources
 from training.corpus.shards import ShardInput
 from training.recipe import Recipe, SourceConfig, source_name
 from training.sources.documents import Document, documents
@@ -124,19 +124,25 @@ def _used(
 def _of_classifier(recipe: Recipe) -> tuple[set[int], set[int]]:
     """Hashes of the texts and groups of a classifier's test texts, and of these and its dev texts."""
     config = recipe.left_out_of_corpus
-    is_split = config.dev_fraction or (config.test_fraction and not config.test)
+    is_split = config.dev_fraction != 0 or (config.test_fraction and not config.test)
     sources = [(use, source) for use, source in labelled_sources(config, ()) if use == TEST or is_split]
-    columns = array("q"), array("Q"), array("Q")  # numbers of sources, hashes of texts, hashes of groups
-    for number, (_, source) in enumerate(sources):
-        for document, _ in labelled(source, recipe):
-            for column, value in zip(columns, (number, *hashes(document)), strict=True):
-                column.append(value)
-    numbers, texts, groups = map(np.array, columns)
-    parts = held_out(numbers, texts, groups, sources, config)
+    columns = split_columns((n, *row) for n, (_, source) in enumerate(sources) for row in labelled(source, recipe))
+    parts, texts, groups = held_out(columns, sources, config), columns["texts"], columns["groups"]
     is_test = parts == Part.TEST
     is_out = is_test | (parts == Part.DEV)
     tested, left_out = ({*texts[rows].tolist(), *groups[rows].tolist()} for rows in (is_test, is_out))
     return tested, left_out
+
+
+def split_columns(found: Iterable[tuple[int, Document, Target]]) -> Columns:
+    """The columns that `held_out` needs, of documents with the numbers of their sources and their targets."""
+    columns, targets = (array("q"), array("Q"), array("Q")), []
+    for number, document, target in found:
+        targets.append(target)
+        for column, value in zip(columns, (number, *hashes(document)), strict=True):
+            column.append(value)
+    numbers, texts, groups = map(np.array, columns)
+    return {"sources": numbers, "texts": texts, "groups": groups, "labels": label_column(targets)}
 
 
 def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:

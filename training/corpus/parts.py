@@ -1,7 +1,7 @@
 """The part of each labelled text: trained on, dev, test, or left out.
 
 A function of hashes, labels and domains decides, so it reads no text, and every run decides alike. Texts and groups of
-test are in no other part, and those of dev are not trained on.
+test are in no other part, and those of dev are not trained on. Each label has its share of dev and test.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from training.corpus.encode import NO_LABEL
 from training.errors import RunError
 from training.recipe import REGRESSION, FinetuneConfig, SourceConfig, source_name
 from training.sources.documents import Document
-from training.sources.split import held_out_below
 from training.sources.tables import log_once
 
 FEW_DEV_TEXTS = 100
@@ -37,6 +37,9 @@ class Part(IntEnum):
     DEV = 2
     TEST = 3
 
+
+ALL_ROWS = "all_rows"
+"""Folder in that of labelled text with the column `parts` of `finetune.all_rows`: nothing of `train` is held out."""
 
 TEST, TRAIN, UNLABELLED = "test", "train", "unlabelled"
 """The list of a recipe that names a source: `finetune.test`, `finetune.train` or `soft_labels.sources`."""
@@ -74,23 +77,21 @@ def split(columns: Columns, sources: Sources, config: FinetuneConfig, document: 
     return parts
 
 
-def held_out(numbers: Rows, texts: Hashes, groups: Hashes, sources: Sources, config: FinetuneConfig) -> Parts:
+def held_out(columns: Columns, sources: Sources, config: FinetuneConfig) -> Parts:
     """(documents,) `Part.TEST` and `Part.DEV`; `Part.LEFT_OUT` for others with a text or group of these; `Part.TRAIN`
     for the rest.
 
     Args:
-        numbers: (documents,) the column `sources`.
-        texts, groups: (documents,) the columns of hashes.
+        columns: `sources`, `texts`, `groups` and `labels` are used.
     """
+    numbers, texts, groups, labels = (columns[name] for name in ("sources", "texts", "groups", "labels"))
     is_test, is_low = np.zeros((2, len(texts)), np.bool_)
     for number, (use, _) in enumerate(sources):
         rows = (numbers == number).nonzero()[0]
         if use == TEST:
             is_test[rows] = True
-        elif use == TRAIN:
-            is_low[rows] = _lowest(groups[rows], config.dev_fraction)
-            if not config.test:  # from the other end, so that dev texts do not depend on test_fraction
-                is_test[rows] = _lowest(~groups[rows], config.test_fraction)
+        elif use == TRAIN and len(rows):
+            is_low[rows], is_test[rows] = _ends(groups[rows], _strata(labels[rows], config), config)
     is_tested = _share(texts, groups, is_test)
     is_dev = is_low & ~is_tested
     parts = np.where(is_tested | _share(texts, groups, is_dev), Part.LEFT_OUT, Part.TRAIN).astype(np.uint8)
@@ -98,8 +99,42 @@ def held_out(numbers: Rows, texts: Hashes, groups: Hashes, sources: Sources, con
     return parts
 
 
-def _lowest(groups: Hashes, fraction: float) -> Mask:
-    return groups < np.uint64(held_out_below(groups.tolist(), fraction))
+def _strata(labels: NDArray[Any], config: FinetuneConfig) -> Rows:
+    """(documents,) the label of each that its part counts for: the rarest of several. All numbers are one label."""
+    if config.problem_type == REGRESSION:
+        return np.zeros(len(labels), np.int64)
+    if labels.ndim == 1:
+        return labels
+    return np.where(labels.any(1), np.where(labels > 0, labels.sum(0), np.inf).argmin(1), NO_LABEL)
+
+
+def _ends(groups: Hashes, strata: Rows, config: FinetuneConfig) -> tuple[Mask, Mask]:
+    """(documents,) whether each document of a source is in dev, and in test: of each label, the groups with the lowest
+    and the highest hashes. So a new document changes the part of few others. A group counts for the label of its first
+    document, and a label keeps a group to train on.
+    """
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)  # by hash
+    label = np.unique(strata[first], return_inverse=True)[1]  # (groups,)
+    counts = np.bincount(label)
+    tested = _quotas(0.0 if config.test else config.test_fraction, counts, counts - 1)
+    dev = _quotas(config.dev_share(len(label)), counts, counts - 1 - tested)
+    rank = np.empty_like(label)  # of a group among those of its label
+    rank[label.argsort(kind="stable")] = np.concatenate([*map(np.arange, counts)])
+    return (rank < dev[label])[group], (rank >= (counts - tested)[label])[group]
+
+
+def _quotas(fraction: float, counts: Rows, most: Rows) -> Rows:
+    """(labels,) the number of groups of each label to hold out: its share, rounded so that their sum is right. At least
+    one group is held out.
+
+    >>> _quotas(0.2, np.array([10, 7, 3, 1]), np.array([9, 6, 2, 0])).tolist()
+    [2, 1, 1, 0]
+    """
+    wanted = np.minimum(fraction * counts, most)
+    quotas = wanted.astype(np.int64)
+    missing = max(fraction > 0, round(wanted.sum())) - quotas.sum()
+    quotas[(quotas - wanted).argsort(kind="stable")[:missing]] += 1
+    return np.minimum(quotas, most)
 
 
 def _share(texts: Hashes, groups: Hashes, chosen: Mask) -> Mask:
@@ -110,13 +145,14 @@ def _share(texts: Hashes, groups: Hashes, chosen: Mask) -> Mask:
 
 def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document: Callable[[int], Document]) -> Parts:
     numbers, texts, groups, labels = (columns[name] for name in ("sources", "texts", "groups", "labels"))
-    held = held_out(numbers, texts, groups, sources, config)
+    held = held_out(columns, sources, config)
     parts = held.copy()
     is_from_train = np.array([use == TRAIN for use, _ in sources])[numbers]
     is_spelled_twice = np.array([source.treebank == "both" for _, source in sources])[numbers]
 
-    # Labels are compared over all texts but those of test, dev included.
-    compared = (is_from_train & ~_share(texts, groups, held == Part.TEST)).nonzero()[0]
+    # Labels are compared over all texts but those of `finetune.test`.
+    is_from_test = np.array([use == TEST for use, _ in sources])[numbers]
+    compared = (is_from_train & ~_share(texts, groups, is_from_test)).nonzero()[0]
     first = _first_rows(texts, compared)
     differs = labels[compared] != labels[first]
     differing = compared[differs if differs.ndim == 1 else differs.any(1)]
@@ -125,7 +161,7 @@ def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document:
     repeated = trained[(_first_rows(texts, trained) != trained) & ~is_spelled_twice[trained]]
     parts[repeated] = Part.LEFT_OUT
     # What `balance` counts, and the first row of each text that has another label than before.
-    counted = compared[(held[compared] != Part.DEV) & ((first == compared) | is_spelled_twice[compared])]
+    counted = compared[(held[compared] == Part.TRAIN) & ((first == compared) | is_spelled_twice[compared])]
     contradicted = differing[_first_rows(texts, differing) == differing]
 
     for number, (use, source) in enumerate(sources):

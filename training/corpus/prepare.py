@@ -4,6 +4,7 @@
         000000/                                                000000/
         ...                                                    ...
                                                                parts.npy         (documents,) uint8: `Part`
+                                                               all_rows/         other parts: `ALL_ROWS`
         done.json                                              done.json
 
 The folders 000000, ... are shards (training.corpus.shards), in the order in which sources are read. `done.json`
@@ -30,7 +31,7 @@ from training.corpus.encode import TextCounts
 from training.corpus.engines.local import make_shards
 from training.corpus.fingerprint import source_settings, split_settings, tokenizer_hash
 from training.corpus.inputs import HELDOUT, labelled_inputs, pretraining_inputs
-from training.corpus.parts import TRAIN, Part, labelled_sources, split
+from training.corpus.parts import ALL_ROWS, TRAIN, Part, labelled_sources, split
 from training.corpus.reader import PreparedText
 from training.corpus.shards import Shard, ShardInput
 from training.errors import CorpusError
@@ -96,12 +97,15 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> dict
     of_documents = np.repeat(numbers, [shard.documents for shard in text.shards])
     columns = {name: text.column(name) for name in ("texts", "groups", "labels", "domains", "changed")}
     columns["sources"] = of_documents
-    parts = split(columns, sources, config, lambda row: text.read([row])[0])
+    whole = config.model_copy(update={"dev_fraction": 0.0, "test_fraction": 0.0})
+    parts, all_rows = (split(columns, sources, each, lambda row: text.read([row])[0]) for each in (config, whole))
     for number, (_, name) in enumerate(names):
         of_source = of_documents == number
         counts = (~columns["changed"][of_source]).sum(), *np.bincount(parts[of_source], minlength=len(Part))[1:]
         logger.info("%s: of %s texts, %s to train on, %s for dev, %s for test", name, *map("{:,}".format, counts))
     np.save(folder / "parts.npy", parts)
+    (folder / ALL_ROWS).mkdir(exist_ok=True)
+    np.save(folder / ALL_ROWS / "parts.npy", all_rows)
     return made
 
 
@@ -124,9 +128,9 @@ def corpus_settings(recipe: Recipe) -> dict[str, Any]:
 
 def _split_settings(config: FinetuneConfig) -> dict[str, Any]:
     """Settings that the test and dev texts of a classifier depend on."""
-    sources = {name: split_settings(getattr(config, name)) for name in ("train", "test")}
-    without_label = sorted(value for value, label in config.labels.items() if not label)
-    return config.model_dump(include={"dev_fraction", "test_fraction"}) | sources | {"without_label": without_label}
+    keys = {"dev_fraction", "test_fraction", "labels", "problem_type"}
+    sources = {"train": source_settings(config.train, "read", "balance", "by"), "test": split_settings(config.test)}
+    return config.model_dump(include=keys) | sources
 
 
 def _prepare(

@@ -70,7 +70,7 @@ class PreparedText:
     """A folder that `prepare` wrote."""
 
     def __init__(
-        self, folder: Path, made: Made | None = None, *, use: str = "", source: str = "", scores: Path | None = None
+        self, folder: Path, made: Made | None = None, *, use: str = "", source: str = "", places: Sequence[Path] = ()
     ) -> None:
         """Open a folder whose files its stage has checked.
 
@@ -78,7 +78,7 @@ class PreparedText:
             made: the record of the folder; read from it by default.
             use: read only shards of this use, see `Shard`.
             source: read only shards of this source.
-            scores: a folder with further columns of all documents.
+            places: folders with further columns of all documents, or with others in place of the folder's own.
 
         Raises:
             CorpusError: the folder is not prepared.
@@ -86,7 +86,7 @@ class PreparedText:
         made = made or read_json(folder / DONE)
         if made is None:
             raise CorpusError(f"{folder}: not prepared, or not completely; run prepare")
-        self.folder, self._scores = folder, scores
+        self.folder, self._places = folder, (*places, folder)
         shards = [Shard(**values) for values in made["shards"]]
         self.shards = [each for each in shards if use in ("", each.use) and source in ("", each.source)]
         self.first_documents = [0, *itertools.accumulate(shard.documents for shard in self.shards)]
@@ -120,7 +120,7 @@ class PreparedText:
         """A column: (documents, ...) of all documents, or of those of some shards. It is in the shards, such as
         `labels`, or a file with all documents, such as `parts`."""
         numbers = range(len(self.shards)) if numbers is None else numbers
-        files = [place / f"{name}.npy" for place in (self._scores, self.folder) if place]
+        files = [place / f"{name}.npy" for place in self._places]
         if file := next(filter(Path.is_file, files), None):
             whole = np.load(file, mmap_mode="r")
             return np.concatenate([whole[self.first_documents[i] : self.first_documents[i + 1]] for i in numbers])

@@ -134,7 +134,7 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
     labelled = pipeline.labelled if is_own else pipeline.labelled_for(checkpoint.tokenizer)
     labelled.ensure(DistContext())
     bag = pipeline.bag_of(labelled)
-    store = PreparedText(labelled.folder, scores=bag.folder)
+    store = PreparedText(labelled.folder, places=[bag.folder])
     test = reported_texts(store, recipe.finetune)
     for source in recipe.finetune.tested:
         if source_name(source) not in test:
@@ -162,6 +162,7 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
         "problem_type": recipe.finetune.problem_type,
         "labels": list(problem.names),
         "seed": best_seed(list(results.values())).seed if results else None,
+        "all_rows": (pipeline.final.record or {}).get("texts", 0) if is_own and pipeline.final else 0,
         "seeds": {i: _seed_figures(pipeline, problem, each, test) for i, each in results.items() if len(results) > 1},
     }
 

@@ -34,6 +34,8 @@ class Report:
     seeds: dict[int, dict[str, Figure]] = field(default_factory=dict)
     """Figures of each seed by name, if there are several seeds: `Problem.chosen` on dev, then `Problem.compared` of
     each test source and the mean of `Problem.chosen` over its domains."""
+    all_rows: int = 0
+    """Number of texts that the exported classifier is trained on; 0 if it is the evaluated one."""
     weights: dict[str, str] = field(default_factory=dict)
     """Hashes of the evaluated weights, by name of the model."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
@@ -51,6 +53,8 @@ def tables(report: Report) -> dict[str, str]:
     if report.classification:
         parts = [*_verdicts(report), _classification_table(report), *_calibration_sentences(report)]
         parts += [*_domain_sentences(report), _label_table(report), _seed_table(report.seeds)]
+        exported = f"The exported classifier is trained with the same settings on all {report.all_rows:,} texts.\n"
+        parts += [] if not report.all_rows else [f"Figures are of a training without these texts. {exported}"]
         parts += [] if report.seed is None else [f"The seed of this model is {report.seed}.\n"]
         found["classifier"] = "\n".join(filter(None, parts))
     if report.pretraining:

@@ -21,7 +21,7 @@ _NETWORKS = ("start", "pretrained", "teacher")
 """Keys of paths in the folders of runs."""
 _MODELS = ("pretrained", "classifier")
 """Readable paths of networks in a run."""
-_READABLE = {r"finetune-\w+/model$": "classifier", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
+_READABLE = {r"fin\w+-\w+/model$": "classifier", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
 """Results in the folder `stages` of a run, and their readable paths."""
 
 
@@ -35,7 +35,7 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: str)
     Args:
         recipe: the present recipe.
         run: folder of the training, with its log and recipe.
-        weights: hash of the weights.
+        weights: hash of the weights that the report is about.
     """
     trained = _portable_recipe(read_resolved(run) or recipe)
     trained = trained.model_copy(update={"description": recipe.description, "limits": recipe.limits})

@@ -27,13 +27,13 @@ def export(pipeline: Pipeline) -> list[Path]:
     Raises:
         RunError: the run has no model, or a directory holds other files.
     """
-    recipe, made = pipeline.recipe, pipeline.models()
+    recipe, made, evaluated = pipeline.recipe, pipeline.models(exported=True), pipeline.models()
     check_targets(recipe)
     targets = {name: recipe.exported(name) for name in made}
     for name, target in targets.items():
         with replacing(target) as folder:
             shutil.copytree(made[name], folder)  # a link would let an edit of the copy change the run's network
-            write_card(recipe, name, made[name].parent, folder, checkpoint_hash(made[name]))
+            write_card(recipe, name, made[name].parent, folder, checkpoint_hash(evaluated[name]))
         logger.info("%s: a copy of %s", target, made[name])
     here = Path.cwd()
     shown = {name: t.relative_to(here) if t.is_relative_to(here) else t for name, t in targets.items()}

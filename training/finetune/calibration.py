@@ -45,7 +45,7 @@ def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answer
     if min(right, len(decisions) - right) < MIN_RIGHT_AND_WRONG:
         logger.warning(
             f"scores are not calibrated: {right} of {len(decisions)} answers on dev are right, and at least "
-            f"{MIN_RIGHT_AND_WRONG} must be right and as many wrong; raise finetune.dev_fraction, or label more texts"
+            f"{MIN_RIGHT_AND_WRONG} must be right and as many wrong"
         )
         return 1.0
     weights = [min(len(a.targets), MAX_SOURCE_TEXTS) for a in answers.values()]
@@ -55,8 +55,13 @@ def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answer
         return float(np.average(losses, weights=weights))
 
     temperature: float = min(TEMPERATURES, key=loss)
-    with torch.no_grad():
-        model.classifier.weight.div_(temperature)
-        model.classifier.bias.div_(temperature)
+    divide_logits(model, temperature)
     logger.info("temperature %.3f: loss on dev %.4f before, %.4f after", temperature, loss(1.0), loss(temperature))
     return temperature
+
+
+@torch.no_grad()
+def divide_logits(model: BertForSequenceClassification, temperature: float) -> None:
+    """Write a temperature into the last layer's weights."""
+    model.classifier.weight.div_(temperature)
+    model.classifier.bias.div_(temperature)

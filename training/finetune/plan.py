@@ -57,8 +57,7 @@ def planned(
         tokens: tokens of one pass.
         from_classifier: whether the network to start from is a classifier. It needs less training, and no higher
             learning rate for embeddings.
-        has_labels: whether it has the recipe's labels, so that its last layer is kept. A bag of words would not help
-            it.
+        has_labels: whether it has the recipe's labels, so that its last layer is kept.
         world_size: processes that share a step.
     """
     config = recipe.finetune
@@ -72,17 +71,29 @@ def planned(
         each = max(wanted / world_size / micro_batches, config.max_length)
         batch = int(micro_batches) * world_size * _round_up(each, BUCKET_TOKENS)
     is_given = config.learning_rate is not None
-    is_taught = texts <= policy.max_bag_texts and not has_labels and config.problem_type == SINGLE_LABEL
-    bag_weight = policy.bag_weight * is_taught
     changes = {
         "passes": passes,
         "batch_tokens": batch,
         "learning_rate": config.learning_rate or policy.learning_rate * (batch / policy.min_batch_tokens) ** 0.25,
         "embedding_factor": config.embedding_factor
         or (1.0 if is_given or from_classifier else policy.embedding_factor),
-        "bag_weight": 0.0 if recipe.soft_labels else config.bag_weight if config.bag_weight is not None else bag_weight,
+        "bag_weight": bag_weight(recipe, texts, has_labels=has_labels, policy=policy),
     }
     return recipe.model_copy(update={"finetune": config.model_copy(update=changes)})
+
+
+def bag_weight(recipe: Recipe, texts: int, *, has_labels: bool, policy: PlanPolicy = PlanPolicy()) -> float:
+    """The weight of a bag of words; 0 if the classifier does not learn from one. See `planned`.
+
+    Args:
+        has_labels: a bag of words would not help a network with the recipe's labels.
+    """
+    config = recipe.finetune
+    if recipe.soft_labels or config.problem_type != SINGLE_LABEL:
+        return 0.0
+    if config.bag_weight is not None:
+        return config.bag_weight
+    return policy.bag_weight * (texts <= policy.max_bag_texts and not has_labels)
 
 
 def with_whole_micro_batches(recipe: Recipe, world_size: int) -> Recipe:

@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint import Checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from training.corpus.inputs import reading_of
-from training.corpus.parts import Part
+from training.corpus.parts import ALL_ROWS, Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.examples.labelled import Fold, LabelledStream, LabelledTexts, pass_size
-from training.finetune.calibration import calibrate
+from training.finetune.calibration import calibrate, divide_logits
 from training.finetune.plan import PLANNED, planned, with_whole_micro_batches
 from training.finetune.selection import SeedResult, dev_figures
 from training.finetune.task import ClassificationLoss, classifier_from, keeps_last_layer
@@ -29,6 +29,7 @@ from training.recipe import Recipe, read_resolved, write_resolved
 from training.runtime.checkpoint_dir import write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext
+from training.runtime.files import DONE, read_json
 
 WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
@@ -48,9 +49,10 @@ def finetune(
     labelled: Path,
     soft_labels: Path | None,
     folder: Path,
-    seed: int,
     left_out: Fold | None,
     dist: DistContext,
+    seed: int,
+    first: Path | None = None,
 ) -> dict[str, Any] | None:
     """Train a classifier, or continue an interrupted run. The classifier goes into `model/`.
 
@@ -60,17 +62,19 @@ def finetune(
         soft_labels: folder with the probabilities of teachers or of a bag of words.
         folder: folder of the log, the checkpoints and the classifier.
         left_out: texts that are not trained on.
+        first: folder of a training whose plan, calibration and configuration this one takes, to train on all rows.
 
     Returns:
-        The figures on dev, to record; None if a signal stopped the run.
+        The figures on dev, the temperature and the number of texts, to record; None if a signal stopped the run.
 
     Raises:
         RunError: the network to start from does not fit the recipe.
     """
     check_start(recipe, start)
-    store = PreparedText(labelled, scores=soft_labels)
+    store = PreparedText(labelled, places=[*filter(None, (soft_labels, first and labelled / ALL_ROWS))])
     dist.check_equal([store.tokenizer_hash, store.checksum])
-    recipe = _plan(recipe, start, store, folder, dist, with_unlabelled=bool(recipe.soft_labels and soft_labels))
+    is_student = bool(recipe.soft_labels and soft_labels)
+    recipe = _plan(recipe, start, store, first or folder, dist, with_unlabelled=is_student)
     dev, config = open_dev(start, store), recipe.finetune
     stream = LabelledStream(
         store,
@@ -92,10 +96,14 @@ def finetune(
     answers = {name: predict_classification(model, texts) for name, texts in dev.items()}
     temperature = calibrate(model, answers)
     if dist.is_main:
+        if first:
+            model.config = load_checkpoint(first / "model").config
+            temperature = (read_json(first / DONE) or {})["temperature"]
+            divide_logits(model, temperature)
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
         write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer)
     result = SeedResult(seed, **dev_figures(answers)) if answers else SeedResult(seed, None, None, None)
-    return {"result": asdict(result)}
+    return {"result": asdict(result), "temperature": temperature, "texts": stream.documents}
 
 
 def check_start(recipe: Recipe, start: Checkpoint) -> None:
@@ -113,7 +121,8 @@ def check_start(recipe: Recipe, start: Checkpoint) -> None:
 def _plan(
     recipe: Recipe, start: Checkpoint, store: PreparedText, folder: Path, dist: DistContext, *, with_unlabelled: bool
 ) -> Recipe:
-    """The recipe with all settings of `[finetune]`: those with which the run began, or else those for the texts."""
+    """The recipe with all settings of `[finetune]`: those with which the run in a folder began, or else those for the
+    texts."""
     _, tokens = pass_size(store, recipe.finetune.max_length, with_unlabelled=with_unlabelled)
     recipe = planned(
         recipe,

@@ -134,7 +134,7 @@ def test_recipe_has_the_overrides_and_no_more_than_it_needs(tmp_path: Path) -> N
     arguments = ("--text", "body", "--label", "sentiment", "seed=7", "source.group=film", "finetune.passes=\n3")
     values = written(planned(table, tmp_path / "out", *arguments))
     assert values["seed"] == 7
-    assert set(values["finetune"]) == {"pretrained", "test_fraction", "passes", "labels", "train"}
+    assert set(values["finetune"]) == {"pretrained", "test_fraction", "all_rows", "passes", "labels", "train"}
     source = {"path": "reviews.csv", "text": ["body"], "label": "sentiment", "group": "film"}
     assert values["finetune"]["train"] == [source]
     assert (values["data"], values["finetune"]["test_fraction"]) == (str(tmp_path), 0.2)
@@ -211,10 +211,12 @@ def test_classify_trains_evaluates_exports_and_repeats(
     assert "| my-reviews | " in first
     assert "| my-reviews (pair) | " in first
     assert "my model/model' bert-serve\n" in first
+    assert "The exported classifier is trained with the same settings on all 60 texts." in first
     assert load_checkpoint(Path("my model", "model")).config.labels == ["negative", "positive"]
     assert {"recipe.toml", "report.json", "report.md"} <= {path.name for path in Path("my model").iterdir()}
     card = Path("my model", "model", "README.md").read_text()
     assert str(tmp_path) not in card
+    assert "| my-reviews | " in squeezed(card)
 
     weights = Path("my model", "model", "model.safetensors").read_bytes()
     monkeypatch.chdir("/")

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
+from training.corpus.prepare import prepare_labelled
 from training.errors import SourceError
 
 
@@ -27,9 +29,11 @@ def test_labels_are_told_with_their_counts_and_what_is_left_out(tmp_path: Path) 
         f"{table}: 51 texts (column body; labels: column label)",
         "labels: late (30), broken (20)",
         "left out: 2 texts without a label",
-        "left out: labels with one text, or whose few texts are all held out: odd (1)",
-        "about 38 texts to train on, 3 for dev, 10 for the report",
+        "left out: labels with one text: odd (1)",
+        "about 31 texts to train on, 10 for dev, 10 for the report",
+        "trains twice: without the held-out texts for the report, then on all (finetune.all_rows=false: once)",
     ]
+    assert "trains" not in planned(table, tmp_path / "out", "finetune.all_rows=false").summary
     assert written(plan)["finetune"]["labels"] == {"broken": "broken", "late": "late", "odd": "", "": ""}
 
 
@@ -82,14 +86,12 @@ def test_labels_of_a_test_table_that_the_table_lacks_are_left_out(tmp_path: Path
     assert (recipe["test"][0]["path"], recipe["test_fraction"]) == (str(test), 0.0)
 
 
-def test_labels_whose_few_texts_are_all_held_out_are_left_out(tmp_path: Path) -> None:
+def test_labels_with_two_texts_are_trained_on(tmp_path: Path) -> None:
     rows = labelled(["a", "b"] * 20)
     rows += [{"body": f"some text {i}", "label": f"rare {i % 9}"} for i in range(18)]
     plan = planned(write_csv(tmp_path / "train.csv", rows), tmp_path / "out", "finetune.test_fraction=0.8")
-    assert "or whose few texts are all held out: rare " in plan.summary
-    labels = written(plan)["finetune"]["labels"]
-    assert labels["a"] == "a"
-    assert 0 < sum(not label for label in labels.values()) < 9
+    assert all(written(plan)["finetune"]["labels"].values())
+    prepare_labelled(plan.recipe, Tokenizer.from_vocab(SPECIAL_TOKENS), tmp_path)  # else a label without a text
 
 
 # --- several labels in a cell --------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from training.corpus.inputs import labelled_inputs
-from training.corpus.parts import Part, split
+from training.corpus.parts import ALL_ROWS, Part, split
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.errors import RunError, SourceError
-from training.recipe import FinetuneConfig, Recipe, SourceConfig
+from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig
 from training.sources.documents import Document
 from training.sources.split import text_hash
 
@@ -127,7 +127,7 @@ def test_wrong_label_of_a_test_source_names_its_row(tmp_path: Path) -> None:
 
 def test_label_whose_texts_are_all_in_test_or_in_dev_is_an_error(tmp_path: Path) -> None:
     in_dev, in_train = sorted("xy", key=text_hash)
-    rows = [{"text": f"film {i}", "label": i % 2, "film": in_dev if i % 2 else in_train} for i in range(8)]
+    rows = [{"text": f"{i}", "label": i % 2 * (i > 1), "film": in_dev if i % 2 else in_train} for i in range(8)]
     source = write(tmp_path, rows)
     parts(recipe_of(tmp_path, source))
     message = "has no text labelled POSITIVE: .* are all its texts in finetune.test, held out .* or in dev"
@@ -141,7 +141,7 @@ def test_label_whose_texts_are_all_in_test_or_in_dev_is_an_error(tmp_path: Path)
 
 
 def test_split_of_a_table() -> None:
-    low, high = 1, 2**63
+    low, middle, high = 1, 2**62, 2**63
     table = [  # source, text, group, label, whether it is the row before in another form, part
         (0, 50, 50, 1, False, Part.TEST),
         (1, 10, low, 0, False, Part.DEV),
@@ -152,7 +152,7 @@ def test_split_of_a_table() -> None:
         (1, 10, high, 0, False, Part.LEFT_OUT),  # a text of dev
         (1, 12, low, 1, False, Part.DEV),
         (1, 50, low, 1, False, Part.LEFT_OUT),  # a text of test
-        (1, 60, high, 0, False, Part.TRAIN),
+        (1, 60, middle, 0, False, Part.TRAIN),
         (1, 61, high, 0, False, Part.LEFT_OUT),  # with both labels
         (1, 61, high, 1, False, Part.LEFT_OUT),
         (2, 70, 70, -1, False, Part.TRAIN),
@@ -167,6 +167,43 @@ def test_split_of_a_table() -> None:
     columns |= {"texts": texts.astype(np.uint64), "groups": groups.astype(np.uint64)}
     found = split(columns, sources, config, lambda row: Document((f"row {row}",)))
     assert [Part(part) for part in found] == [Part(part) for part in expected]
+
+
+@pytest.mark.parametrize("problem_type", [SINGLE_LABEL, MULTI_LABEL, REGRESSION])
+def test_dev_and_test_have_the_share_of_each_label(tmp_path: Path, problem_type: str) -> None:
+    counts = {"0": 200, "1": 50, "2": 8, "3": 2, "4": 1}
+    several = problem_type == MULTI_LABEL  # the frequent label is beside each rare one
+    rows = [
+        {"text": f"{label} {i}", "label": ["0", label] if several else label}
+        for label, count in counts.items()
+        for i in range(count)
+    ]
+    labels = {} if problem_type == REGRESSION else {label: f"label {label}" for label in counts}
+    fractions = {"dev_fraction": 0.1, "test_fraction": 0.2, "problem_type": problem_type, "labels": labels}
+    found = parts(recipe_of(tmp_path, write(tmp_path, rows), **fractions))
+    held = {name: Counter(text[0] for text in texts(part)) for name, part in found.items()}
+    assert [held[name].total() for name in ("test/texts", "dev/texts", "train")] == [52, 26, 183]
+    if problem_type != REGRESSION:
+        assert held["test/texts"] == {"0": 40, "1": 10, "2": 2}
+        assert held["dev/texts"] == {"0": 20, "1": 5, "2": 1}
+    others = parts(recipe_of(tmp_path, write(tmp_path, rows[:40] + rows[41:]), **fractions))
+    assert all(len({*texts(part)} - {*texts(others[name])}) <= 3 for name, part in found.items())
+
+
+def test_all_rows_are_the_texts_of_train_dev_and_test_fraction_but_not_of_test_tables(tmp_path: Path) -> None:
+    rows, test = alphabet(), write(tmp_path, [{"text": "a good", "label": 0}], "test")
+    again = [rows[3], {"text": "f good", "label": 0}]  # a repetition, and a contradiction
+    source = write(tmp_path, rows + again)
+    for tested, expected in ((), 25), ((test,), 24):
+        recipe = recipe_of(tmp_path, source, test=tested, dev_fraction=0.3, test_fraction=0.3)
+        record = prepare_labelled(recipe, TOKENIZER, recipe.folder)
+        places = (), (recipe.folder / ALL_ROWS,)
+        text, whole = (PreparedText(recipe.folder, record, places=each) for each in places)
+        assert (text.column("parts") == Part.TRAIN).sum() < 18
+        chosen = (whole.column("parts") == Part.TRAIN).nonzero()[0].tolist()
+        found = [document.text for document in text.read(chosen)]
+        assert len(found) == len({*found} - {"f good"}) == expected
+        assert ("a good" in found) == (not tested)
 
 
 def test_texts_of_test_sources_are_left_out_of_train_and_dev(tmp_path: Path) -> None:
@@ -277,12 +314,19 @@ def test_text_with_different_labels_is_told_and_not_trained_on(
     ) in caplog.messages
 
 
-def test_dev_of_few_texts_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_dev_of_few_texts_is_warned_of_if_the_recipe_states_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fraction in (0.0, None):
+        parts(recipe_of(tmp_path, write(tmp_path, alphabet()), dev_fraction=fraction))
+        assert "are in dev" not in caplog.text
     parts(recipe_of(tmp_path, write(tmp_path, alphabet()), dev_fraction=0.2))
-    assert "of 26 texts are in dev, too few to choose weights or a temperature" in caplog.text
-    caplog.clear()
-    parts(recipe_of(tmp_path, write(tmp_path, alphabet()), dev_fraction=0.0))
-    assert "are in dev" not in caplog.text
+    assert "only 5 of 26 texts are in dev, too few to choose weights or a temperature" in caplog.text
+
+
+@pytest.mark.parametrize(("count", "expected"), [(100, 20), (300, 60), (500, 100), (1000, 100), (4000, 200)])
+def test_dev_of_a_small_source_is_larger(count: int, expected: int) -> None:
+    assert round(FinetuneConfig().dev_share(count) * count) == expected
 
 
 # --- which texts are trained on, and how

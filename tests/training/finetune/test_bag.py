@@ -60,7 +60,7 @@ def test_bag_scores_texts_out_of_fold_and_others_by_all_and_gives_the_same_bytes
 def test_bag_scores_are_a_column_of_the_labelled_text(make_recipe: MakeRecipe) -> None:
     pipeline = Pipeline(make_recipe())
     assert all(stage.ensure(DistContext()) for stage in (pipeline.labelled, pipeline.bag))
-    text = PreparedText(pipeline.labelled.folder, scores=pipeline.bag.folder)
+    text = PreparedText(pipeline.labelled.folder, places=[pipeline.bag.folder])
     found, parts, labels = (text.column(name) for name in ("target_probs", "parts", "labels"))
     assert found.shape == (text.documents, 2)
     assert np.isnan(found[parts == Part.LEFT_OUT]).all()

@@ -55,7 +55,7 @@ def column(recipe: Recipe) -> Path:
 
 def labelled(recipe: Recipe) -> PreparedText:
     """The labelled texts with their soft labels."""
-    return PreparedText(Pipeline(recipe).labelled.folder, scores=soft_labels(recipe))
+    return PreparedText(Pipeline(recipe).labelled.folder, places=[soft_labels(recipe)])
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
         f"soft_labels.teacher={teacher}",
         "soft_labels.weight=1",
         "finetune.dev_fraction=0",
-        "finetune.passes=8",
+        "finetune.passes=12",
     )
     recipe = make_recipe(*LARGER, *overrides)
     unlabelled = SourceConfig(path=str(tmp_path / "unlabelled.jsonl"))
