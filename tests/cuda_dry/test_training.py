@@ -52,7 +52,7 @@ def pretraining_batch(lengths: tuple[int, ...]) -> PretrainingBatch:
 
 def classification_batch(lengths: tuple[int, ...]) -> ClassificationBatch:
     target = np.full(2, 0.5, np.float32)
-    examples = [LabelledExample(np.arange(n), np.zeros(n, np.int64), target, target) for n in lengths]
+    examples = [LabelledExample(np.arange(n), np.zeros(n, np.int64), target) for n in lengths]
     return collate_classification(examples, replace(SHAPE, masked=0))
 
 

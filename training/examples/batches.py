@@ -139,8 +139,6 @@ class LabelledExample:
     """(length,)"""
     target: Floats
     """(outputs,) see `training.examples.labelled.LabelledTexts.targets`"""
-    truth: Floats
-    """(outputs,) the target from the label only."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -153,16 +151,7 @@ class ClassificationBatch(_Batch):
     @property
     def targets(self) -> Tensor:
         """(S, outputs) see `training.examples.labelled.LabelledTexts.targets`; NaN without a text, too."""
-        return self._fields()[0]
-
-    @property
-    def truth(self) -> Tensor:
-        """(S, outputs) the targets from the labels only."""
-        return self._fields()[1]
-
-    def _fields(self) -> Tensor:
-        """(2, S, outputs) float32"""
-        return self.data[_packed_size(self.shape) :].view(torch.float32).view(2, self.shape.sequences, -1)
+        return self.data[_packed_size(self.shape) :].view(torch.float32).view(self.shape.sequences, -1)
 
 
 def batch_bounds(lengths: Ints, shape: BatchShape, min_cut: int | None = None) -> list[int]:
@@ -240,9 +229,9 @@ def collate_classification(examples: Sequence[LabelledExample], shape: BatchShap
     examples = sorted(examples, key=lambda example: -len(example))
     lengths = np.array([len(example) for example in examples])
     shape = shape or BatchShape(int(lengths.sum()), len(examples), max_seqlen=len(examples[0]))
-    targets = np.full((2, shape.sequences, len(examples[0].target)), np.nan, np.float32)
+    targets = np.full((shape.sequences, len(examples[0].target)), np.nan, np.float32)
     for row, example in enumerate(examples):
-        targets[:, row] = example.target, example.truth
+        targets[row] = example.target
     ids, types = (np.concatenate([getattr(e, name) for e in examples]) for name in ("input_ids", "token_type_ids"))
     others = [targets.view(np.int32).ravel()]  # their bits
     index, counts = lengths.cumsum() - lengths, np.ones_like(lengths)

@@ -61,8 +61,6 @@ class LabelledTexts:
     tokenizer: Tokenizer
     max_length: int
     """Tokens of an example, special tokens included."""
-    truth: Floats | None = None
-    """(documents, outputs) targets from labels only; None if `targets` are."""
     domains: NDArray[np.bytes_] | None = None
     """(documents,) the domain of each, empty without one; None if none is known."""
 
@@ -89,8 +87,7 @@ class LabelledTexts:
             parts.append(kept)
             types.append(np.full(len(kept), segment * self.tokenizer.second_type_id))
         ids = np.concatenate(parts).astype(np.int64)
-        truth = self.targets if self.truth is None else self.truth
-        return LabelledExample(ids, np.concatenate(types).astype(np.int64), self.targets[document], truth[document])
+        return LabelledExample(ids, np.concatenate(types).astype(np.int64), self.targets[document])
 
     def batches(
         self, chosen: Sequence[int] | None = None, tokens: int = EVALUATION_TOKENS
@@ -136,14 +133,14 @@ def labelled_window(
 ) -> LabelledTexts:
     """Some documents of a window of prepared labelled text. With a teacher, targets are a mixture of the true label and
     `teacher_weight` of its probabilities."""
-    targets = truth = target_rows(window.column("labels"), len(window.text.labels))
+    targets = target_rows(window.column("labels"), len(window.text.labels))
     if teacher_weight is not None:
         probabilities = window.column("target_probs")
         mixed = (1 - teacher_weight) * targets + teacher_weight * probabilities
         mixed = np.where(np.isnan(probabilities), targets, mixed)
         targets = np.where(np.isnan(targets), probabilities, mixed).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
-    return LabelledTexts(window, documents, targets, read, tokenizer, max_length, truth, window.column("domains"))
+    return LabelledTexts(window, documents, targets, read, tokenizer, max_length, window.column("domains"))
 
 
 def pass_size(

@@ -57,24 +57,21 @@ class ClassificationLoss(TrainingLoss):
     """Loss of a micro-batch of texts. Its denominator is the mean number of texts in a micro-batch. So every text has
     the same weight, independent of its neighbours' lengths."""
 
+    metric_names = ("loss",)
     model: BertForSequenceClassification
 
     def __init__(self, problem: Problem, model: BertForSequenceClassification, texts_per_batch: float) -> None:
         super().__init__()
-        self.metric_names = ("loss", problem.metric)
         self.problem = problem
         self.model = model
         self.texts_per_batch = texts_per_batch
 
     def forward(self, batch: ClassificationBatch) -> tuple[Tensor, Tensor]:
-        """() loss, and (2, 2) sum and count of the loss and of `Problem.metric_of`. Both metrics use the true labels,
-        even if soft labels are learned."""
+        """() loss, and (1, 2) sum of the losses and number of texts."""
         logits = self.model(batch.packed).float()  # (sequences, outputs)
-        is_text, is_labelled = (~rows[:, 0].isnan() for rows in (batch.targets, batch.truth))
+        is_text = ~batch.targets[:, 0].isnan()
         total = (self.problem.losses(logits, batch.targets.nan_to_num()) * is_text).sum()
-        metric = (self.problem.metric_of(logits, batch.truth.nan_to_num()) * is_labelled).sum()
-        sums = [total, is_text.sum(), metric, is_labelled.sum()]
-        return total / self.texts_per_batch, torch.stack([each.float() for each in sums]).detach().view(2, 2)
+        return total / self.texts_per_batch, torch.stack([total, is_text.sum().float()]).detach()[None]
 
     def flops(self, batch: ClassificationBatch) -> int:
         """Count the operations of a classifier's batch."""

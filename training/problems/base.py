@@ -41,8 +41,6 @@ class Problem(ABC):
 
     kind: ClassVar[str]
     """Kind of model in a model card."""
-    metric: ClassVar[str]
-    """Name of `metric_of` in the log of the training."""
     chosen: ClassVar[str]
     """Name of the figure on dev that chooses among seeds."""
     compared: ClassVar[str]
@@ -76,10 +74,6 @@ class Problem(ABC):
     @abstractmethod
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """(texts,) loss of each text."""
-
-    @abstractmethod
-    def metric_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """(texts,) the metric that the log shows beside the loss."""
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor:

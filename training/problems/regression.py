@@ -26,7 +26,6 @@ class Regression(Problem):
     """Standard deviation of the numbers to train on; 1 once it is folded into the last layer."""
 
     kind = "regression"
-    metric = "absolute_error"
     chosen = "root_mean_squared_error"
     compared = "root_mean_squared_error"
     lower_is_better = True
@@ -50,9 +49,6 @@ class Regression(Problem):
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Squared error, in units of the variance."""
         return (logits - (targets - self.offset) / self.scale).square().squeeze(1)
-
-    def metric_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return (self.scores(logits) - targets).abs().squeeze(1)
 
     def scores(self, logits: Tensor) -> Tensor:
         return logits * self.scale + self.offset

@@ -16,7 +16,6 @@ class SingleLabel(LabelProblem):
     """Scores are probabilities of the labels, whose sum is 1. Targets may be such probabilities, too: soft labels."""
 
     kind = "classifier"
-    metric = "accuracy"
     chosen = "balanced_accuracy"
     compared = "accuracy"
     constant = "most frequent label"
@@ -24,10 +23,6 @@ class SingleLabel(LabelProblem):
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy in nats; 0 for a row of zeros."""
         return F.cross_entropy(logits, targets, reduction="none")
-
-    def metric_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether each answer is the most probable label."""
-        return logits.argmax(1) == targets.argmax(1)
 
     def scores(self, logits: Tensor) -> Tensor:
         return logits.softmax(1)
