@@ -32,7 +32,7 @@ Model = BertForPreTraining | BertForSequenceClassification
 
 _PRETRAINING = ("BertForPreTraining", "BertForMaskedLM")
 ARCHITECTURES = (*_PRETRAINING, "BertForSequenceClassification")
-_LABEL_FIELDS = ("id2label", "num_labels", "problem_type")
+_LABEL_FIELDS = ("id2label", "num_labels", "problem_type", "thresholds")
 """Fields of `config.json` that only a classifier uses; those of a pretraining checkpoint are ignored."""
 
 # Our names and Hugging Face's. `query_key_value` is three tensors there and handled separately.
@@ -273,7 +273,7 @@ def _build(path: Path, config: BertConfig, named: Any) -> Model:
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
     if named in _PRETRAINING:
-        config = config.replace(id2label=BertConfig().id2label, problem_type=None)
+        config = config.replace(id2label=BertConfig().id2label, problem_type=None, thresholds=None)
     layers = config.num_hidden_layers
     last, beyond = (f"bert.encoder.layer.{number}.output.dense.bias" for number in (layers - 1, layers))
     _take(tensors, (last,), (config.hidden_size,), file)  # checked before millions of layers are built

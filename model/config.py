@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -76,6 +76,9 @@ class BertConfig:
     """The name of each of a classifier's labels, numbered from 0 without gaps."""
     problem_type: str | None = None
     """The meaning of a classifier's logits: one of `PROBLEM_TYPES`; see `BertForSequenceClassification.scores`."""
+    thresholds: Sequence[float] | None = None
+    """Of a classifier with several labels: the score of each label above which the text has it. None: 0.5. Scores do
+    not depend on it."""
     truncation: Truncation = "head"
     """The part of a too long text that `truncate` keeps: "head", its beginning, "tail", its end, or "head_tail", both
     ends."""
@@ -104,6 +107,8 @@ class BertConfig:
         check_truncation(self.truncation)
         self._check_fractions()
         _check_labels(self.id2label)
+        if self.thresholds is not None and not _are_thresholds(self.thresholds, self.num_labels):
+            raise ConfigError(f"thresholds must be a number for each label, not {reprlib.repr(self.thresholds)}")
 
     def _check_fractions(self) -> None:
         limits = {"hidden_dropout_prob": 1, "attention_probs_dropout_prob": 1, "classifier_dropout": 1}
@@ -189,6 +194,8 @@ class BertConfig:
         known = {f.name for f in dataclasses.fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
         kept["id2label"] = _labels(values)
+        if not _are_thresholds(kept.get("thresholds"), len(kept["id2label"])):
+            kept["thresholds"] = None  # the name is not one of `transformers`, so others may mean something else by it
         return cls(**kept)
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,6 +214,10 @@ def check_truncation(value: object) -> None:
 
 def _is_number(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _are_thresholds(value: Any, labels: int) -> bool:
+    return isinstance(value, list) and len(value) == labels and all(_is_number(each, int | float) for each in value)
 
 
 def _labels(values: Mapping[str, Any]) -> dict[int, str]:

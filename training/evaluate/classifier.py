@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from training.metrics.classification import Bin, calibration_error_by_chance, expected_calibration_error, reliability
 from training.metrics.domains import large_parts, mean_of, rows_by_domain
 from training.metrics.texts import EvaluatedTexts
-from training.problems.base import Problem
+from training.problems.base import LabelFigures, Problem
 from training.problems.estimates import Estimate, Figure
 
 OURS = "this model"
@@ -30,19 +30,20 @@ SHOWN_WRONG, SHOWN_CHARACTERS = 10, 200
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`Problem.compared` of this model and of the bag of words, on the same texts."""
+    """The first figure of `Problem.figures` of this model and of another one, on the same texts."""
 
-    ours: float
-    bag: float
+    figure: str
+    """Its name."""
     gain: float
     """Difference in favour of this model."""
     standard_error: float
     """Standard error of the gain, from paired answers."""
+    verdict: str
+    """`better`, `worse`, or `neither better nor worse` if the gain may be chance."""
 
-    @property
-    def is_noise(self) -> bool:
-        """Whether the gain may be chance."""
-        return abs(self.gain) <= NOISE * self.standard_error
+
+Scores = Callable[[EvaluatedTexts], tuple[Problem, Tensor]]
+"""A model: a function of texts that returns the problem, with the model's thresholds, and (texts, outputs) scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,6 @@ class WrongAnswer:
     answer: str
     score: float
     """`Problem.wrongness`"""
-
-
-@dataclass(frozen=True, slots=True)
-class LabelRow:
-    """Figures of one label."""
-
-    texts: int
-    precision: Figure
-    recall: Figure
-    f1: Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +80,14 @@ class ClassifierReport:
     texts: int
     figures: dict[str, dict[str, Figure]]
     """Figures by model, `OURS` first, and by name."""
-    against_bag: Comparison | None
-    labels: dict[str, LabelRow]
+    against: dict[str, Comparison]
+    """Comparisons with the bag of words and with the best answer that is the same for every text."""
+    labels: dict[str, LabelFigures[Figure]]
     calibration_error: float | None
     """Mean gap between confidence and accuracy (Guo et al. 2017), 15 bins of equal width."""
     calibration_error_by_chance: float | None
     """The calibration error that a perfectly calibrated model would show on this number of texts."""
     domains: Domains | None
-    only_answer: str | None
-    """The model's answer if it is the same for every text, although the texts' targets differ."""
     wrong: list[WrongAnswer]
     """The most wrong answers, in this order."""
     confusion: list[list[int]] | None
@@ -105,48 +95,52 @@ class ClassifierReport:
     reliability: list[Bin]
 
 
-def report_on(problem: Problem, scores: Mapping[str, Tensor], part: EvaluatedTexts) -> ClassifierReport:
+def report_on(models: Mapping[str, Scores], part: EvaluatedTexts) -> ClassifierReport:
     """Figures on the texts of a test set.
 
     Args:
-        scores: (texts, outputs) by model, `OURS` first.
+        models: by name, `OURS` first.
 
     Raises:
         MissingTextError: wrong answers cannot be shown, because only token ids are here.
     """
     targets = torch.from_numpy(part.targets)
-    ours = scores[OURS]
+    scored = {name: scores_of(part) for name, scores_of in models.items()}
+    problem, ours = scored[OURS]
     constant = problem.constant_of(targets).expand(len(targets), -1)
-    models = {**scores, f"always the {problem.constant}": constant}
-    figures = {name: problem.figures(each, targets) for name, each in models.items()}
+    always = f"always answering {problem.words(constant[:1])[0]}"
+    answered = {**scored, always: (problem, constant)}
+    figures = {name: own.figures(scores, targets) for name, (own, scores) in answered.items()}
     decisions = problem.decisions(ours, targets)
     bins = reliability(*decisions) if decisions else []
-    answers, right = (set(problem.words(each)) for each in (ours, targets))
     return ClassifierReport(
         texts=len(targets),
         figures={name: {key: Figure.of(each) for key, each in found.items()} for name, found in figures.items()},
-        against_bag=_against_bag(problem, figures),
+        against=_comparisons(problem, figures),
         labels={
-            name: LabelRow(label.texts, *map(Figure.of, (label.precision, label.recall, label.f1)))
+            name: LabelFigures(label.texts, *map(Figure.of, (label.precision, label.recall, label.f1)))
             for name, label in problem.label_figures(ours, targets).items()
         },
         calibration_error=expected_calibration_error(bins) if bins else None,
         calibration_error_by_chance=calibration_error_by_chance(bins) if bins else None,
-        domains=_domains(problem, scores, targets, part.domains),
-        only_answer=answers.pop() if len(answers) == 1 < len(right) else None,
+        domains=_domains(scored, targets, part.domains),
         wrong=_wrong(problem, ours, targets, part),
         confusion=problem.confusion(ours, targets),
         reliability=bins,
     )
 
 
-def _against_bag(problem: Problem, figures: Mapping[str, Mapping[str, Estimate]]) -> Comparison | None:
-    """The comparison with a bag of words; None without one, or if the texts do not define the figure."""
-    if BAG not in figures:
-        return None
-    ours, bag = (figures[name][problem.compared] for name in (OURS, BAG))
-    gain = bag - ours if problem.lower_is_better else ours - bag
-    return None if math.isnan(gain.value) else Comparison(ours.value, bag.value, gain.value, gain.standard_error)
+def _comparisons(problem: Problem, figures: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Comparison]:
+    """The comparisons with the other models, without those that the texts do not define."""
+    found, figure = {}, next(iter(figures[OURS]))
+    for name in [*figures][1:]:
+        ours, theirs = figures[OURS][figure], figures[name][figure]
+        gain = theirs - ours if problem.lower_is_better else ours - theirs
+        if not math.isnan(gain.value):
+            is_noise = abs(gain.value) <= NOISE * gain.standard_error
+            verdict = "neither better nor worse" if is_noise else "better" if gain.value > 0 else "worse"
+            found[name] = Comparison(figure, gain.value, gain.standard_error, verdict)
+    return found
 
 
 def _wrong(problem: Problem, scores: Tensor, targets: Tensor, part: EvaluatedTexts) -> list[WrongAnswer]:
@@ -164,15 +158,16 @@ def _beginning(text: str) -> str:
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…"
 
 
-def _domains(problem: Problem, scores: Mapping[str, Tensor], targets: Tensor, domains: Sequence[str]) -> Domains | None:
+def _domains(scored: Mapping[str, tuple[Problem, Tensor]], targets: Tensor, domains: Sequence[str]) -> Domains | None:
     """Figures over domains; None without a large one."""
+    problem, _ = scored[OURS]
     rows = {name: chosen for name, chosen in rows_by_domain(domains, targets).items() if name}
     large = large_parts(problem, {name: targets[chosen] for name, chosen in rows.items()})
     if not large:
         return None
     found = {
-        model: {name: problem.figures(each[rows[name]], targets[rows[name]])[problem.chosen] for name in large}
-        for model, each in scores.items()
+        model: {name: own.figures(each[rows[name]], targets[rows[name]])[own.chosen] for name in large}
+        for model, (own, each) in scored.items()
     }
     worst = min(large, key=lambda name: problem.merit(found[OURS][name]))
     means = {model: mean_of(list(figures.values())) for model, figures in found.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,20 @@ from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
+from training.corpus.encode import target_rows
 from training.corpus.fingerprint import checkpoint_hash
+from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import MissingTextError, RunError
-from training.evaluate.classifier import BAG, OURS, report_on
+from training.evaluate.classifier import BAG, OURS, Scores, report_on
 from training.evaluate.plots import plot
 from training.evaluate.tables import Report, tables, title_of, wrong_answers
+from training.examples.labelled import is_unlabelled
 from training.finetune.selection import SeedResult, best_seed
 from training.loop.log import RunLog
 from training.metrics.classification import check_reading, load_classifier, predict_classification
 from training.metrics.pretraining import evaluate_pretraining
-from training.metrics.texts import EvaluatedTexts, reported_texts
+from training.metrics.texts import EvaluatedTexts, evaluated_texts, reported_texts
 from training.pipeline import Pipeline
 from training.pretrain.run import load_pretrained, open_heldout
 from training.problems.base import Problem
@@ -39,11 +43,15 @@ from training.stage import follow
 EXAMPLES = 2000
 """Held-out examples per source."""
 
+PREDICTIONS = "predictions.csv"
+"""File with the answers to all texts of dev and test."""
+
 logger = logging.getLogger(__name__)
 
 
 def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
-    """Evaluate the run's models, write `report.json`, `report.md` and plots into its folder, and return the Markdown.
+    """Evaluate the run's models, write `report.json`, `report.md`, `predictions.csv` and plots into its folder, and
+    return the Markdown.
 
     Args:
         weights: folder of other checkpoint directories to evaluate on the recipe's texts: a classifier, a pretrained
@@ -57,12 +65,14 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     if not found:
         raise RunError(f"--weights {weights}: the folder must hold checkpoint directories, as model/weights does")
     folder = recipe.folder / "evaluation" if weights else recipe.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PREDICTIONS).unlink(missing_ok=True)
     figures: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for name, model in found.items():
         try:
             figures_of = _pretraining if name == "pretrained" else _classification
-            figures |= figures_of(pipeline, model, is_own=not weights)
+            figures |= figures_of(pipeline, model, folder, is_own=not weights)
         except RunError as error:
             if not weights:
                 raise
@@ -75,7 +85,6 @@ def evaluate(pipeline: Pipeline, weights: Path | None = None) -> str:
     hashes = {name: checkpoint_hash(model) for name, model in found.items() if name not in reasons}
     report = Report(**figures, weights=hashes, not_evaluated=reasons)
     text_of = tables(report)
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.md"
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
     parts = [text_of.get("classifier"), wrong_answers(report), text_of.get("pretrained"), *notes]
@@ -105,7 +114,7 @@ def _models_in(folder: Path) -> dict[str, Path]:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def _pretraining(pipeline: Pipeline, network: Path, *, is_own: bool) -> dict[str, Any]:
+def _pretraining(pipeline: Pipeline, network: Path, _folder: Path, *, is_own: bool) -> dict[str, Any]:
     """The fields of a report about the pretrained network; empty without text.
 
     Args:
@@ -127,8 +136,8 @@ def _pretraining(pipeline: Pipeline, network: Path, *, is_own: bool) -> dict[str
     return {"pretraining": reports}
 
 
-def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> dict[str, Any]:
-    """The fields of a report about the classifier; see `_pretraining`."""
+def _classification(pipeline: Pipeline, classifier: Path, folder: Path, *, is_own: bool) -> dict[str, Any]:
+    """The fields of a report about the classifier; see `_pretraining`. Writes its predictions into the folder."""
     recipe, loaded = pipeline.recipe, load_checkpoint(classifier)
     checkpoint = load_classifier(classifier, recipe.finetune.in_order_of(loaded.config.labels))
     labelled = pipeline.labelled if is_own else pipeline.labelled_for(checkpoint.tokenizer)
@@ -140,29 +149,22 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
         if source_name(source) not in test:
             reason = "finetune.labels leaves out all of its texts" if recipe.finetune.test else "it has only one group"
             logger.warning("%s is not evaluated: %s", source_name(source), reason)
-    of_bag = {}
-    if recipe.finetune.train:
-        bag.ensure(DistContext())
-        of_bag = {name: torch.from_numpy(store.column("target_probs")[part.rows]) for name, part in test.items()}
     if not test:
         logger.warning("there is nothing to evaluate the classifier on: give finetune.test, or a finetune.dev_fraction")
-    elif not recipe.finetune.tested:
-        logger.warning(
-            "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev, which chose the seed "
-            "and the temperature"
-        )
     problem, results = problem_of(recipe.finetune.problem_type, store.labels), pipeline.results() if is_own else {}
-    models = {OURS: _scores(recipe, checkpoint, test), BAG: of_bag}
-    reports = {
-        name: report_on(problem, {model: found[name] for model, found in models.items() if name in found}, part)
-        for name, part in test.items()
-    }
+    seed = best_seed(list(results.values())).seed if results else None
+    models = {OURS: _scores(recipe, checkpoint, problem)}
+    if recipe.finetune.train:
+        bag.ensure(DistContext())
+        models[BAG] = _bag_scores(store, problem)
+    _write_predictions(folder / PREDICTIONS, models, store)
     return {
-        "classification": reports,
+        "classification": {name: report_on(models, texts) for name, texts in test.items()},
         "problem_type": recipe.finetune.problem_type,
         "labels": list(problem.names),
-        "seed": best_seed(list(results.values())).seed if results else None,
-        "all_rows": (pipeline.final.record or {}).get("texts", 0) if is_own and pipeline.final else 0,
+        "thresholds": dict(zip(checkpoint.config.labels, checkpoint.config.thresholds or (), strict=False)),
+        "origin": _origin(pipeline, store, test, seed),
+        "seed": seed,
         "seeds": {i: _seed_figures(pipeline, problem, each, test) for i, each in results.items() if len(results) > 1},
     }
 
@@ -170,31 +172,88 @@ def _classification(pipeline: Pipeline, classifier: Path, *, is_own: bool) -> di
 def _seed_figures(
     pipeline: Pipeline, problem: Problem, result: SeedResult, test: Mapping[str, EvaluatedTexts]
 ) -> dict[str, Figure]:
-    scores = _scores(pipeline.recipe, load_checkpoint(pipeline.seeds[result.seed].folder / "model"), test)
+    checkpoint = load_checkpoint(pipeline.seeds[result.seed].folder / "model")
+    scores_of = _scores(pipeline.recipe, checkpoint, problem)
     score = None if result.dev_score is None else abs(result.dev_score)
     figures = {f"{title_of(problem.chosen)} on dev": Figure(score, result.dev_error)}
-    for name, each in scores.items():
-        found = report_on(problem, {OURS: each}, test[name])
-        figures[name] = found.figures[OURS][problem.compared]
+    for name, texts in test.items():
+        found = report_on({OURS: scores_of}, texts)
+        figures[name] = next(iter(found.figures[OURS].values()))
         if found.domains:
             figures[f"{name}, mean over {found.domains.count} domains"] = found.domains.means[OURS]
     return figures
 
 
-def _scores(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, EvaluatedTexts]) -> dict[str, Tensor]:
-    """(texts, outputs) scores of a classifier by the name of the test set, with its outputs in the order of the store.
-    It reads texts as the service does: up to its positions."""
-    model, labels = checkpoint.model, checkpoint.config.labels
+def _scores(recipe: Recipe, checkpoint: Checkpoint, problem: Problem) -> Scores:
+    """A classifier with its outputs in the order of the problem's. It reads texts as the service does: up to its
+    positions. It computes the scores of a text once."""
+    model, config = checkpoint.model, checkpoint.config
     assert isinstance(model, BertForSequenceClassification)
     model.to(choose_device(recipe.device))
-    scores = {}
-    for name, texts in test.items():
+    order = [config.labels.index(name) for name in problem.names]
+    problem = replace(problem, thresholds=tuple(config.thresholds[i] for i in order) if config.thresholds else ())
+    known: dict[str, Tensor] = {}
+
+    def scores_of(texts: EvaluatedTexts) -> tuple[Problem, Tensor]:
         check_reading(checkpoint, texts.read)
-        logger.info("evaluating on %s: %s texts", name, f"{len(texts):,}")
-        examples = texts.examples(checkpoint.tokenizer, checkpoint.config.max_position_embeddings)
-        order = [labels.index(label) for label in texts.store.labels]
-        scores[name] = predict_classification(model, examples).scores[:, order]
-    return scores
+        scores = known.setdefault(texts.read, torch.full((texts.store.documents, len(order)), torch.nan))
+        if len(rows := texts.rows[scores[texts.rows, 0].isnan().numpy()]):
+            logger.info("evaluating on %s texts of %s", f"{len(rows):,}", texts.store.shards[texts.shards[0]].source)
+            examples = replace(texts, rows=rows).examples(checkpoint.tokenizer, config.max_position_embeddings)
+            scores[rows] = predict_classification(model, examples).scores[:, order]
+        return problem, scores[texts.rows]
+
+    return scores_of
+
+
+def _bag_scores(store: PreparedText, problem: Problem) -> Scores:
+    """The bag of words. Its thresholds are chosen on dev, as the classifier's."""
+    scores, dev = torch.from_numpy(store.column("target_probs")), (store.column("parts") == Part.DEV).nonzero()[0]
+    targets = torch.from_numpy(target_rows(store.column("labels")[dev], len(store.labels)))
+    problem = problem.tuned(scores[dev], targets)
+    return lambda texts: (problem, scores[texts.rows])
+
+
+def _origin(pipeline: Pipeline, store: PreparedText, test: Mapping[str, EvaluatedTexts], seed: int | None) -> str:
+    """Sentences about the texts and the training."""
+    config, parts, labelled = pipeline.recipe.finetune, store.column("parts"), ~is_unlabelled(store.column("labels"))
+    train, dev, tested = (f"{((parts == part) & labelled).sum():,}" for part in (Part.TRAIN, Part.DEV, Part.TEST))
+    how = (
+        "from a table of their own"
+        if config.test
+        else "held out by a hash of the text or group, with the share of each label"
+    )
+    how = how if config.tested else "so these figures are those of dev, which chose the seed and the calibration"
+    found = [f"Texts: {train} to train on, {dev} for dev, {tested} to test, {how}."]
+    for line in RunLog(pipeline.seeds[seed].folder / "log.jsonl") if seed is not None else ():
+        found += [f"Seed {seed}: {line['text'].partition(':')[0]}."] if line["event"] == "budget" else []
+    if seed is not None and pipeline.final:
+        count = (pipeline.final.record or {}).get("texts", 0)
+        found.append(f"The exported classifier is trained with the same settings on all {count:,} texts.")
+    for name, texts in test.items():
+        repeats = f"{name}: {texts.repeats:,} repeats of texts do not count; {texts.relabelled:,} have another label."
+        found += [repeats] * bool(texts.repeats)
+    return " ".join(found)
+
+
+def _write_predictions(file: Path, models: Mapping[str, Scores], store: PreparedText) -> None:
+    """Write a CSV file with the label, answers and score of each text of dev and test, repeats included."""
+    with file.open("w", encoding="utf-8", errors="replace", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["file", "line", "part", "label", "answer", "score", "bag_answer"][: 5 + len(models)])
+        kept = [(part, each) for part in (Part.DEV, Part.TEST) for each in evaluated_texts(store, part).values()]
+        for part, each in kept:
+            texts = each.readings()[0]
+            (problem, scores), *others = (scores_of(texts) for scores_of in models.values())
+            answers = (
+                problem.words(scores),
+                map("{:.7g}".format, scores.amax(1).tolist()),
+                *(bag.words(found) for bag, found in others),
+            )
+            labels = problem.words(torch.from_numpy(texts.targets))
+            for document, *cells in zip(texts.documents(), labels, *answers, strict=True):
+                place, line = (*document.place.rsplit(", ", 1), "")[:2]
+                writer.writerow([place, line.split(" ")[-1], part.name.lower(), *cells])
 
 
 # --- plots ---------------------------------------------------------------------------------------------------------

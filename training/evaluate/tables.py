@@ -7,16 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
-from training.evaluate.classifier import OURS, ClassifierReport, Comparison, LabelRow
+from training.evaluate.classifier import OURS, ClassifierReport
 from training.metrics.domains import MIN_OF_EACH_LABEL
 from training.metrics.pretraining import PretrainingReport
 from training.metrics.texts import PAIR
-from training.problems.base import Problem
+from training.problems.base import LabelFigures, Problem
 from training.problems.choose import problem_of
 from training.problems.estimates import Figure
 
 WEAKEST_LABELS = 20
 """Maximum rows of a test set in the table of labels."""
+
+REMEDY = (
+    "More labelled texts help most, then more time to train (minutes, passes), or another network to start from "
+    "(finetune.pretrained)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +34,15 @@ class Report:
     """Reports by name of the test source; with `PAIR` for its texts that are also read as pairs."""
     problem_type: str | None = None
     labels: list[str] = field(default_factory=list)
+    thresholds: dict[str, float] = field(default_factory=dict)
+    """Score of each of several labels above which a text has it; empty: 0.5, or one label."""
+    origin: str = ""
+    """The texts and the training in words."""
     seed: int | None = None
     """Seed of the classifier; None if this run did not train it."""
     seeds: dict[int, dict[str, Figure]] = field(default_factory=dict)
-    """Figures of each seed by name, if there are several seeds: `Problem.chosen` on dev, then `Problem.compared` of
+    """Figures of each seed by name, if there are several seeds: `Problem.chosen` on dev, then the first figure on
     each test source and the mean of `Problem.chosen` over its domains."""
-    all_rows: int = 0
-    """Number of texts that the exported classifier is trained on; 0 if it is the evaluated one."""
     weights: dict[str, str] = field(default_factory=dict)
     """Hashes of the evaluated weights, by name of the model."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
@@ -51,11 +58,15 @@ def tables(report: Report) -> dict[str, str]:
     """The results of each model as Markdown, by its name."""
     found = {}
     if report.classification:
-        parts = [*_verdicts(report), _classification_table(report), *_calibration_sentences(report)]
-        parts += [*_domain_sentences(report), _label_table(report), _seed_table(report.seeds)]
-        exported = f"The exported classifier is trained with the same settings on all {report.all_rows:,} texts.\n"
-        parts += [] if not report.all_rows else [f"Figures are of a training without these texts. {exported}"]
-        parts += [] if report.seed is None else [f"The seed of this model is {report.seed}.\n"]
+        limits = ", ".join(f"{name} {score:g}" for name, score in report.thresholds.items())
+        limits = limits and f" A label counts if its score is above its threshold, chosen on dev: {limits}."
+        parts = [*_verdicts(report), f"{report.origin}{limits}\n", _classification_table(report)]
+        parts += [
+            *_calibration_sentences(report),
+            *_domain_sentences(report),
+            _label_table(report),
+            _seed_table(report.seeds),
+        ]
         found["classifier"] = "\n".join(filter(None, parts))
     if report.pretraining:
         found["pretrained"] = _pretraining_table(report.pretraining)
@@ -65,48 +76,43 @@ def tables(report: Report) -> dict[str, str]:
 def wrong_answers(report: Report) -> str:
     """The most wrong answers of each test set. They are not in `tables`, because cards are published and texts may be
     private."""
-    problem, found = report.problem, []
+    found = []
     for name, test in report.classification.items():
         if test.wrong and not name.endswith(PAIR):  # the same texts are listed as single ones
             lines = [
-                f"{number}. {each.place}: {each.label}, answered {each.answer} ({problem.wrong_name} "
-                f"{_number(each.score)})\n   `{each.text.replace('`', chr(39))}`\n"
+                f"{number}. {each.place}: {each.label}, answered {each.answer} "
+                f"(wrong by {_number(each.score)})\n   `{each.text.replace('`', chr(39))}`\n"
                 for number, each in enumerate(test.wrong, 1)
             ]
-            found.append("".join([f"{problem.wrong_title}, {name}:\n\n", *lines]))
+            found.append("".join([f"Most wrong answers, {name}:\n\n", *lines]))
     return "\n".join(found)
 
 
 def _verdicts(report: Report) -> list[str]:
-    """Sentences for each test set: whether the classifier is useless, or better than a bag of words. Faults come
-    first."""
-    found = []
-    for name, test in report.classification.items():
-        if test.only_answer is not None:
-            found.append(f"**{name}: answers {test.only_answer} to each text: train longer.**\n")
-        if test.against_bag is not None:
-            found.append(_verdict(name, title_of(report.problem.compared), test.against_bag))
+    """Sentences for each test set: whether the classifier is better than a bag of words and than the best answer that
+    is always the same. Faults come first."""
+    found = [_verdict(name, test) for name, test in report.classification.items() if test.against]
     return sorted(found, key=lambda sentence: not sentence.startswith("**"))
 
 
-def _verdict(name: str, figure: str, found: Comparison) -> str:
-    difference = _cell(Figure(abs(found.gain), found.standard_error))
-    figures = f"{figure} {_number(found.ours)}, of the bag {_number(found.bag)}; the difference is {difference}"
-    if found.is_noise:
-        return f"{name}: neither better nor worse than a bag of words, within the noise: {figures}.\n"
-    if found.gain > 0:
-        return f"{name}: better than a bag of words: {figures}.\n"
-    return (
-        f"**{name}: a bag of words is better: {figures}. More labelled texts help most, then more time to train "
-        "(minutes, passes), or another network to start from (finetune.pretrained).**\n"
-    )
+def _verdict(name: str, test: ClassifierReport) -> str:
+    """A sentence with the comparisons. Those that the model loses come first."""
+    clauses = []
+    for other, found in sorted(test.against.items(), key=lambda item: item[1].verdict != "worse"):
+        values = " against ".join(_number(test.figures[model][found.figure].value or 0.0) for model in (OURS, other))
+        difference = _cell(Figure(abs(found.gain), found.standard_error))
+        clauses.append(
+            f"{found.verdict} than {other} ({title_of(found.figure)} {values}, a difference of {difference})"
+        )
+    sentence = f"{name}: {', '.join(clauses)}."
+    return f"**{sentence} {REMEDY}**\n" if clauses[0].startswith("worse") else f"{sentence}\n"
 
 
 def _classification_table(report: Report) -> str:
     tests = report.classification
-    names = list(next(iter(tests.values())).figures[OURS])
+    names = list(dict.fromkeys(name for test in tests.values() for name in test.figures[OURS]))
     rows = [
-        [name, f"{test.texts:,}", model, *(_cell(figures[figure]) for figure in names)]
+        [name, f"{test.texts:,}", model, *(_cell(figures.get(figure, Figure(None, None))) for figure in names)]
         for name, test in tests.items()
         for model, figures in test.figures.items()
     ]
@@ -138,7 +144,7 @@ def _domain_sentences(report: Report) -> list[str]:
 def _label_table(report: Report) -> str:
     """Precision, recall and F1 of the labels. In each test set the lowest F1 comes first."""
 
-    def f1(row: tuple[str, LabelRow]) -> float:
+    def f1(row: tuple[str, LabelFigures[Figure]]) -> float:
         return inf if row[1].f1.value is None else row[1].f1.value
 
     rows = [
@@ -150,19 +156,21 @@ def _label_table(report: Report) -> str:
 
 
 def _seed_table(seeds: Mapping[int, Mapping[str, Figure]]) -> str:
-    """Figures of each seed, and the mean of each column with its standard error."""
+    """Figures of each seed, the mean of each column with its standard error, and the largest difference of seeds."""
     if not seeds:
         return ""
     rows = [[str(seed), *map(_cell, figures.values())] for seed, figures in seeds.items()]
     columns = zip(*(figures.values() for figures in seeds.values()), strict=True)
-    return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *map(_mean_cell, columns)])
+    means, ranges = zip(*map(_mean_and_range, columns), strict=True)
+    return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *means], ["largest difference", *ranges])
 
 
-def _mean_cell(figures: Sequence[Figure]) -> str:
+def _mean_and_range(figures: Sequence[Figure]) -> tuple[str, str]:
     values = [figure.value for figure in figures if figure.value is not None]
     if len(values) < len(figures):
-        return "–"
-    return _cell(Figure(statistics.mean(values), statistics.stdev(values) / sqrt(len(values))))
+        return "–", "–"
+    mean = Figure(statistics.mean(values), statistics.stdev(values) / sqrt(len(values)))
+    return _cell(mean), _number(max(values) - min(values))
 
 
 def _pretraining_table(reports: Mapping[str, PretrainingReport]) -> str:
@@ -193,10 +201,10 @@ def _line(cells: Iterable[str]) -> str:
 def title_of(name: str) -> str:
     """The name of a figure in a text.
 
-    >>> title_of("macro_f1")
-    'macro F1'
+    >>> title_of("macro_f1"), title_of("F1 of is_spam")
+    ('macro F1', 'F1 of is_spam')
     """
-    return name.replace("_", " ").replace("f1", "F1")
+    return name if " " in name else name.replace("_", " ").replace("f1", "F1")
 
 
 def _cell(figure: Figure) -> str:

@@ -1,4 +1,4 @@
-"""Temperature of a classifier, which calibrates its probabilities (Guo et al. 2017, section 4.2)."""
+"""Temperature of a classifier, which calibrates its scores (Guo et al. 2017, section 4.2), and its thresholds."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answers]) -> float:
-    """Divide the logits by the temperature with the lowest loss on dev.
+    """Divide the logits by the temperature with the lowest loss on dev, and choose the thresholds of several labels.
 
-    It is written into the last layer's weights, so every program that loads them has calibrated scores. Nothing changes
-    if dev is too small, or the problem is a regression. The loss alone decides, because it is a proper scoring rule:
-    the calibration error of few texts is mostly that of its bins.
+    The temperature is written into the last layer's weights, so every program that loads them has calibrated scores,
+    and the thresholds into the configuration. Nothing changes if dev is too small, or the problem is a regression. The
+    loss alone decides about the temperature, because it is a proper scoring rule: the calibration error of few texts is
+    mostly that of its bins.
 
     Args:
         answers: the model's answers to each source of dev.
@@ -56,6 +57,9 @@ def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answer
 
     temperature: float = min(TEMPERATURES, key=loss)
     divide_logits(model, temperature)
+    calibrated = [replace(a, logits=a.logits / temperature) for a in answers.values()]
+    scores, targets = (torch.cat([getattr(a, name) for a in calibrated]) for name in ("scores", "targets"))
+    model.config = model.config.replace(thresholds=[*calibrated[0].problem.tuned(scores, targets).thresholds] or None)
     logger.info("temperature %.3f: loss on dev %.4f before, %.4f after", temperature, loss(1.0), loss(temperature))
     return temperature
 

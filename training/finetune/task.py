@@ -27,6 +27,7 @@ def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForS
         attention_probs_dropout_prob=0.0,
         id2label=dict(enumerate(config.label_names)),
         problem_type=config.problem_type,
+        thresholds=None,
         truncation=TRUNCATION,
     )
     model = BertForSequenceClassification(shape)

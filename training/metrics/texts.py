@@ -36,6 +36,10 @@ class EvaluatedTexts:
     shards: Sequence[int]
     """Numbers of the shards of the source, which follow each other."""
     read: str
+    repeats: int = 0
+    """Further rows of the same texts, which are left out."""
+    relabelled: int = 0
+    """Those of them that have another label than the first row."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,7 +70,21 @@ class EvaluatedTexts:
         texts = labelled_window(window, self.rows - first, tokenizer, max_length)
         return replace(texts, read=[self.read] * len(texts.read))
 
-    def with_both_texts(self) -> Ints:
+    def distinct(self) -> EvaluatedTexts:
+        """The first row of each text: repeats of a text are not independent, so they would make errors too small."""
+        hashes, labels = (self.store.column(name)[self.rows] for name in ("texts", "labels"))
+        _, first, text = np.unique(hashes, return_index=True, return_inverse=True)
+        differs = (labels != labels[first[text]]).reshape(len(self), -1).any(1)
+        repeats, relabelled = len(self) - len(first), int(differs.sum())
+        return replace(self, rows=self.rows[np.sort(first)], repeats=repeats, relabelled=relabelled)
+
+    def readings(self) -> list[EvaluatedTexts]:
+        """The texts read as the recipe says: once, or as one text, and as a pair where both columns have tokens."""
+        if self.read != "both":
+            return [self]
+        return [replace(self, read="text"), replace(self, rows=self._with_both_texts(), read="pair")]
+
+    def _with_both_texts(self) -> Ints:
         """The rows of documents whose text columns all have tokens."""
         window, first = self.store.window(self.shards), self.store.first_documents[self.shards[0]]
         shortest = np.minimum.reduceat(np.diff(window.sentence_starts), window.document_starts[:-1])  # (documents,)
@@ -87,13 +105,13 @@ def evaluated_texts(store: PreparedText, part: Part) -> dict[str, EvaluatedTexts
 
 
 def reported_texts(store: PreparedText, config: FinetuneConfig) -> dict[str, EvaluatedTexts]:
-    """The texts for the report, by their source. Without test texts, they are the dev texts of each source, under the
-    name with `DEV`. If a source is read as one text and as a pair, documents with both texts are included again, under
-    the name with `PAIR`."""
+    """The distinct texts for the report, by their source. Without test texts, they are the dev texts of each source,
+    under the name with `DEV`. If a source is read as one text and as a pair, documents with both texts are included
+    again, under the name with `PAIR`."""
     part, mark = (Part.TEST, "") if config.tested else (Part.DEV, DEV)
-    found = {}
-    for source, texts in evaluated_texts(store, part).items():
-        found[source + mark] = replace(texts, read="text" if texts.read == "both" else texts.read)
-        if texts.read == "both" and len(pairs := texts.with_both_texts()):
-            found[source + mark + PAIR] = replace(texts, rows=pairs, read="pair")
-    return found
+    return {
+        source + mark + reading: each.distinct()
+        for source, texts in evaluated_texts(store, part).items()
+        for reading, each in zip(("", PAIR), texts.readings(), strict=False)
+        if len(each)
+    }

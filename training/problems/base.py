@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -13,20 +13,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.heads import BertForSequenceClassification
-from training.problems.estimates import Estimate, ratio
+from training.problems.estimates import Estimate, Figure, ratio
 
 Floats = NDArray[np.float32]
 
 
+F = TypeVar("F", Estimate, Figure)
+
+
 @dataclass(frozen=True, slots=True)
-class LabelFigures:
+class LabelFigures(Generic[F]):
     """Figures of one label."""
 
     texts: int
     """Texts that have the label."""
-    precision: Estimate
-    recall: Estimate
-    f1: Estimate
+    precision: F
+    recall: F
+    f1: F
 
 
 @dataclass(frozen=True)
@@ -38,21 +41,15 @@ class Problem(ABC):
     """
 
     names: tuple[str, ...]
+    thresholds: tuple[float, ...] = ()
+    """Scores above which a text has each of several labels; empty: 0.5."""
 
     kind: ClassVar[str]
     """Kind of model in a model card."""
     chosen: ClassVar[str]
     """Name of the figure on dev that chooses among seeds."""
-    compared: ClassVar[str]
-    """Name of the figure that is compared with that of a bag of words."""
     lower_is_better: ClassVar[bool] = False
-    """Whether lower values of these two figures are better."""
-    constant: ClassVar[str]
-    """Name of the answer of `constant_of`."""
-    wrong_title: ClassVar[str] = "Surest wrong answers"
-    """Title of the texts that `wrongness` ranks."""
-    wrong_name: ClassVar[str] = "score"
-    """Name of the value of `wrongness`."""
+    """Whether lower values of `chosen`, and of the first of `figures`, are better."""
 
     def fitted(self, labels: NDArray[Any]) -> Self:
         """The problem with values that depend on the training texts.
@@ -71,6 +68,11 @@ class Problem(ABC):
         """Undo `fold`, for a classifier that is trained further."""
         del model
 
+    def tuned(self, scores: Tensor, targets: Tensor) -> Self:
+        """The problem with the thresholds that fit the scores of dev texts best."""
+        del scores, targets
+        return self
+
     @abstractmethod
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """(texts,) loss of each text."""
@@ -85,7 +87,7 @@ class Problem(ABC):
 
     @abstractmethod
     def figures(self, scores: Tensor, targets: Tensor) -> dict[str, Estimate]:
-        """Figures of the quality of the scores."""
+        """Figures of the quality of the scores. The first one is compared with those of other models."""
 
     @abstractmethod
     def constant_of(self, targets: Tensor) -> Tensor:
@@ -100,7 +102,7 @@ class Problem(ABC):
         return len(targets)
 
     def merit(self, figure: Estimate) -> float:
-        """A `chosen` or `compared` figure as a number where higher is better; the worst one where it is not defined."""
+        """A `chosen` figure as a number where higher is better; the worst one where it is not defined."""
         value = -figure.value if self.lower_is_better else figure.value
         return value if not math.isnan(value) else -math.inf if self.lower_is_better else 0.0
 
@@ -114,7 +116,7 @@ class Problem(ABC):
         del scores, targets
         return None
 
-    def label_figures(self, scores: Tensor, targets: Tensor) -> dict[str, LabelFigures]:
+    def label_figures(self, scores: Tensor, targets: Tensor) -> dict[str, LabelFigures[Estimate]]:
         """Figures of each label; none without labels."""
         del scores, targets
         return {}
@@ -127,7 +129,13 @@ class LabelProblem(Problem):
     def picked(self, scores: Tensor) -> Tensor:
         """(texts, labels) whether the answer has each label."""
 
-    def label_figures(self, scores: Tensor, targets: Tensor) -> dict[str, LabelFigures]:
+    def words(self, scores: Tensor) -> list[str]:
+        """The labels of each answer."""
+        rows = self.picked(scores).tolist()
+        found = (", ".join(name for name, picked in zip(self.names, row, strict=True) if picked) for row in rows)
+        return [words or "(none)" for words in found]
+
+    def label_figures(self, scores: Tensor, targets: Tensor) -> dict[str, LabelFigures[Estimate]]:
         """Precision, recall and F1 of each label."""
         picked, true = self.picked(scores).T, self.picked(targets).T  # (labels, texts)
         both = picked & true

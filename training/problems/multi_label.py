@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,11 @@ from torch import Tensor
 from training.problems.base import LabelProblem, f1
 from training.problems.estimates import Estimate, average, mean
 
-THRESHOLD = 0.5
-"""Score above which a label is answered."""
+THRESHOLDS = sorted((i / 20 for i in range(1, 20)), key=lambda threshold: abs(threshold - 0.5))
+"""Candidates from 0.05 to 0.95; of equally good ones, the one nearest to 0.5 wins."""
+
+MIN_TEXTS = 10
+"""Minimum number of dev texts with a label, and without it, to choose a threshold: that of fewer is mostly chance."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,6 @@ class MultiLabel(LabelProblem):
 
     kind = "multi-label classifier"
     chosen = "micro_f1"
-    compared = "micro_f1"
-    constant = "most frequent labels"
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Binary cross-entropy in nats, mean over the labels."""
@@ -32,13 +33,8 @@ class MultiLabel(LabelProblem):
     def scores(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
 
-    def words(self, scores: Tensor) -> list[str]:
-        rows = self.picked(scores).tolist()
-        found = (", ".join(name for name, picked in zip(self.names, row, strict=True) if picked) for row in rows)
-        return [words or "(none)" for words in found]
-
     def picked(self, scores: Tensor) -> Tensor:
-        return scores > THRESHOLD
+        return scores > scores.new_tensor(self.thresholds or (THRESHOLDS[0],))
 
     def figures(self, scores: Tensor, targets: Tensor) -> dict[str, Estimate]:
         """F1 over all decisions, the mean F1 of the labels, and the share of texts with all labels right."""
@@ -50,8 +46,8 @@ class MultiLabel(LabelProblem):
         }
 
     def decisions(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        right = self.picked(scores) == self.picked(targets)
-        return torch.maximum(scores, 1 - scores).flatten(), right.flatten()
+        picked = self.picked(scores)
+        return scores.where(picked, 1 - scores).flatten(), (picked == self.picked(targets)).flatten()
 
     def constant_of(self, targets: Tensor) -> Tensor:
         """The N most frequent labels, where N gives the highest micro F1."""
@@ -64,3 +60,13 @@ class MultiLabel(LabelProblem):
         """The confidence of the surest wrong decision."""
         confidence, right = self.decisions(scores, targets)
         return (confidence * ~right).view_as(scores).amax(1)
+
+    def tuned(self, scores: Tensor, targets: Tensor) -> MultiLabel:
+        """The problem with the threshold of each label that has the highest F1 on dev, or 0.5 for labels of few
+        texts."""
+        true = targets > 0.5
+        sizes = [((scores > each) & true, (scores > each).sum(0) + true.sum(0)) for each in THRESHOLDS]
+        f1s = torch.stack([2 * both.sum(0) / size.clamp(min=1) for both, size in sizes])  # (thresholds, labels)
+        is_known = torch.minimum(true.sum(0), (~true).sum(0)) >= MIN_TEXTS
+        best = f1s.argmax(0) * is_known  # 0.5 is the first threshold
+        return replace(self, thresholds=tuple(THRESHOLDS[i] for i in best.tolist()))

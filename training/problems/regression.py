@@ -27,11 +27,7 @@ class Regression(Problem):
 
     kind = "regression"
     chosen = "root_mean_squared_error"
-    compared = "root_mean_squared_error"
     lower_is_better = True
-    constant = "mean"
-    wrong_title = "Largest errors"
-    wrong_name = "error"
 
     def fitted(self, labels: NDArray[Any]) -> Regression:
         return replace(self, offset=float(labels.mean(dtype=np.float64)), scale=float(labels.std(dtype=np.float64)))
@@ -54,14 +50,14 @@ class Regression(Problem):
         return logits * self.scale + self.offset
 
     def words(self, scores: Tensor) -> list[str]:
-        return [f"{number:.4g}" for number in scores.squeeze(1).tolist()]
+        return [f"{number:.7g}" for number in scores.squeeze(1).tolist()]
 
     def figures(self, scores: Tensor, targets: Tensor) -> dict[str, Estimate]:
-        """Mean absolute and root mean squared error in the unit of the table, and Pearson's correlation."""
+        """Root mean squared and mean absolute error in the unit of the table, and Pearson's correlation."""
         errors = (scores - targets).double().squeeze(1)
         return {
-            "mean_absolute_error": mean(errors.abs()),
             "root_mean_squared_error": root(mean(errors.square())),
+            "mean_absolute_error": mean(errors.abs()),
             "correlation": correlation(scores.squeeze(1), targets.squeeze(1)),
         }
 

@@ -48,41 +48,38 @@ def part(*targets: Target, by: str = "", texts: Sequence[Document] = (), outputs
 
 
 def report(problem: Problem, ours: Tensor, texts: EvaluatedTexts, **others: Tensor) -> classifier.ClassifierReport:
-    return classifier.report_on(problem, {OURS: ours, **others}, texts)
+    models = {OURS: ours, **others}
+    return classifier.report_on(
+        {name: lambda _, found=found: (problem, found) for name, found in models.items()}, texts
+    )
 
 
 def test_report_has_each_model_beside_the_constant_answer() -> None:
     texts = part(0, 1, 1, 1)
     made = report(ONE, torch.eye(2)[[0, 0, 1, 1]], texts, bag=torch.eye(2)[[1, 0, 1, 1]])
     accuracies = {name: figures["accuracy"].value for name, figures in made.figures.items()}
-    assert accuracies == {OURS: 0.75, "bag": 0.5, "always the most frequent label": 0.75}
-    assert made.figures[OURS]["accuracy"].standard_error == pytest.approx((0.75 * 0.25 / 4) ** 0.5)
+    assert accuracies == {OURS: 0.75, "bag": 0.5, "always answering b": 0.75}
     assert (made.texts, made.confusion) == (4, [[1, 0], [1, 2]])
     assert made.labels["b"].texts == 3
-    assert made.only_answer is None
 
 
 def test_report_compares_paired_answers_with_the_bag() -> None:
     texts = part(*[0, 1] * 8)
     right, wrong = torch.eye(2)[[0, 1] * 8], torch.eye(2)[[1, 0]]
     ours, bag = torch.cat([wrong, right[2:]]), torch.cat([wrong, wrong, right[4:]])
-    found = report(ONE, ours, texts, **{BAG: bag}).against_bag
-    assert found is not None
-    assert (found.ours, found.bag, found.gain) == (0.875, 0.75, 0.125)
-    assert found.standard_error == pytest.approx((0.125 * 0.875 / 16) ** 0.5), "of answers that differ on two texts"
-    assert found.is_noise
-    equal = report(ONE, ours, texts, **{BAG: ours}).against_bag
-    assert equal is not None
-    assert equal.is_noise
-    assert report(ONE, ours, texts).against_bag is None
+    found = report(ONE, ours, texts, **{BAG: bag}).against
+    assert (found[BAG].figure, found[BAG].gain, found[BAG].verdict) == ("accuracy", 0.125, "neither better nor worse")
+    assert found[BAG].standard_error == pytest.approx((0.125 * 0.875 / 16) ** 0.5, rel=0.1), "they differ on two texts"
+    assert (found["always answering a"].gain, found["always answering a"].verdict) == (0.375, "better")
+    assert report(ONE, bag, texts, **{BAG: right}).against[BAG].verdict == "worse"
+    assert BAG not in report(ONE, ours, texts).against
 
 
 def test_report_of_numbers_gains_by_smaller_errors() -> None:
     texts = part(*[(1.0,), (4.0,)] * 8)
     near = torch.tensor([[1.5], [4.5]]).repeat(8, 1)
-    found = report(NUMBER, near, texts, **{BAG: near + 1}).against_bag
-    assert found is not None
-    assert (found.gain, found.is_noise) == (1, False)
+    found = report(NUMBER, near, texts, **{BAG: near + 1}).against[BAG]
+    assert (found.gain, found.verdict) == (1, "better")
 
 
 def test_report_shows_the_surest_wrong_answers_with_their_places() -> None:
@@ -95,11 +92,6 @@ def test_report_shows_the_surest_wrong_answers_with_their_places() -> None:
     assert second.place == "a.csv, line 0"
 
 
-def test_report_of_one_answer_to_all_texts_names_it() -> None:
-    assert report(ONE, torch.eye(2)[[1, 1]], part(0, 1)).only_answer == "b"
-    assert report(ONE, torch.eye(2)[[1, 1]], part(1, 1)).only_answer is None, "it may be right"
-
-
 def test_report_of_several_labels() -> None:
     made = report(SEVERAL, torch.tensor([[0.9, 0.8], [0.4, 0.7]]), part((1.0, 1.0), (0.0, 0.0)))
     assert made.figures[OURS]["all_labels_right"].value == 0.5
@@ -110,8 +102,8 @@ def test_report_of_several_labels() -> None:
 def test_report_of_numbers_has_no_labels_and_no_confidence() -> None:
     made = report(NUMBER, torch.tensor([[1.5], [4.0]]), part((1.0,), (4.0,)))
     assert made.figures[OURS]["mean_absolute_error"].value == 0.25
-    assert made.figures["always the mean"]["mean_absolute_error"].value == 1.5
-    assert made.figures["always the mean"]["correlation"].value is None
+    assert made.figures["always answering 2.5"]["mean_absolute_error"].value == 1.5
+    assert made.figures["always answering 2.5"]["correlation"].value is None
     assert (made.labels, made.calibration_error, made.confusion, made.reliability) == ({}, None, None, [])
     assert "NaN" not in json.dumps(asdict(made))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,8 +56,8 @@ def evaluate_squeezed(recipe: Recipe, weights: Path | None = None) -> str:
     return squeezed(evaluate(Pipeline(recipe), weights))
 
 
-def figures_of(recipe: Recipe) -> dict[str, object]:
-    figures: dict[str, object] = json.loads((recipe.folder / "report.json").read_text())
+def figures_of(recipe: Recipe) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads((recipe.folder / "report.json").read_text())
     return figures
 
 
@@ -91,7 +93,7 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     text = evaluate_squeezed(recipe)
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
-    assert "The seed of this model is 1." in text
+    assert figures_of(recipe)["seed"] == 1
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
     assert plots == ["classifier.png"]
     report = squeezed((recipe.folder / "report.md").read_text())
@@ -182,18 +184,17 @@ def test_evaluate_without_the_texts_says_what_is_missing(
     assert "texts.jsonl.gz is missing; run evaluate where its test texts are" in caplog.text
 
 
-def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(make_recipe: MakeRecipe) -> None:
     recipe = changed(make_recipe(), test=())
     save_models(recipe, None, "classifier")
-    assert "| reviews (dev) | " in evaluate_squeezed(recipe)
-    assert "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev" in caplog.text
+    text = evaluate_squeezed(recipe)
+    assert "| reviews (dev) | " in text
+    assert " 0 to test, so these figures are those of dev, which chose the seed and the calibration." in text
     assert (recipe.folder / "classifier.png").is_file()
 
 
 def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+    make_recipe: MakeRecipe,
 ) -> None:
     recipe = changed(make_recipe(), test=(), test_fraction=0.25)
     save_models(recipe, None, "classifier")
@@ -201,8 +202,9 @@ def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
     parts = PreparedText(Pipeline(recipe).labelled.folder).column("parts")
     tested = int((parts == Part.TEST).sum())
     assert 10 <= tested <= 30
-    assert f"| reviews | {tested} |" in evaluate_squeezed(recipe)
-    assert "no finetune.test" not in caplog.text
+    text = evaluate_squeezed(recipe)
+    assert f"| reviews | {tested} |" in text
+    assert f", {tested} to test, held out by a hash of the text or group." in text
     for other in (changed(recipe, test_fraction=0.5), changed(recipe, test_fraction=0.0)):
         with pytest.raises(RunError, match=r"has no (pretrain|finetune) of these settings"):
             evaluate(Pipeline(other))
@@ -288,7 +290,6 @@ def test_evaluate_of_a_classifier_without_any_text_says_so(
     save_models(recipe, None, "classifier")
     evaluate(Pipeline(recipe))
     assert "there is nothing to evaluate the classifier on" in caplog.text
-    assert "figures are those of dev" not in caplog.text
 
 
 def test_evaluate_weights_of_another_run_need_not_have_its_settings(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -326,3 +327,30 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
     assert "| seed | balanced accuracy on dev | shops | shops, mean over 1 domains | shops (pair) |" in text
     assert "| 1 | 0.5000 ± 0.0200 | 0." in text
     assert "| mean | 0.5000 ± 0.0000 |" in text
+
+
+def test_evaluate_counts_a_repeated_text_once_and_predicts_all(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    rows = [json.loads(line) for line in (recipe.data / "test.jsonl").read_text().splitlines()]
+    (tmp_path / "twice.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, *rows, rows[0] | {"label": 1 - rows[0]["label"]}])
+    )
+    twice = SourceConfig(path=str(tmp_path / "twice.jsonl"), label="label")
+    recipe = changed(recipe, test=(*recipe.finetune.test, twice))
+    save_models(recipe, None, "classifier")
+    text = evaluate_squeezed(recipe)
+    once, again = (figures_of(recipe)["classification"][name] for name in ("reviews", "twice"))
+    assert once["figures"] == again["figures"], "of the bag and of the constant answer, too"
+    assert f"{again['texts']} | this model" in text
+    assert "twice: 21 repeats of texts do not count; 1 have another label." in text
+
+    with (recipe.folder / "predictions.csv").open(newline="", encoding="utf-8") as stream:
+        predictions = list(csv.DictReader(stream))
+    tested = [row for row in predictions if row["file"].endswith("twice.jsonl")]
+    assert [int(row["line"]) for row in tested] == list(range(1, 42))
+    assert [row["label"] for row in tested[:20]] == [["NEGATIVE", "POSITIVE"][row["label"]] for row in rows]
+    for answer, model in (("answer", "this model"), ("bag_answer", "TF-IDF + linear SVM")):
+        right = [row["label"] == row[answer] for row in tested[:20]]
+        assert sum(right) / 20 == again["figures"][model]["accuracy"]["value"]
+    assert {row["part"] for row in predictions} == {"dev", "test"}
+    assert all(0.5 <= float(row["score"]) <= 1 for row in predictions)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import pytest
 import torch
 
 from tests.training.evaluate.test_classifier import part
+from tests.training.evaluate.test_classifier import report as report_of
 from tests.training.texts import squeezed
-from training.evaluate.classifier import BAG, OURS, ClassifierReport, Comparison, Domains, WrongAnswer, report_on
+from training.evaluate.classifier import BAG, OURS, ClassifierReport, Comparison, Domains, WrongAnswer
 from training.evaluate.tables import Report, tables, wrong_answers
 from training.metrics.pretraining import PretrainingReport
 from training.problems.estimates import Figure
@@ -23,9 +23,8 @@ def answered(names: tuple[str, ...], *rows: tuple[int, ...], bag: bool = False) 
     """The report of a confusion: a row for each true label with the numbers of its answers."""
     counts = [(true, answer) for true, row in enumerate(rows) for answer, count in enumerate(row) for _ in range(count)]
     scores = torch.eye(len(names))[[answer for _, answer in counts]] * 0.6
-    models = {OURS: scores} | ({BAG: scores} if bag else {})
     texts = part(*(true for true, _ in counts), outputs=len(names))
-    return report_on(SingleLabel(names), models, texts)
+    return report_of(SingleLabel(names), scores, texts, **({BAG: scores} if bag else {}))
 
 
 def report(test: ClassifierReport | None = None, name: str = "reviews", **changes: object) -> Report:
@@ -44,39 +43,35 @@ def table_of(made: Report, head: str) -> list[str]:
     return squeezed(found).strip().splitlines()[2:]
 
 
-def test_tables_say_where_a_classifier_is_useless() -> None:
-    constant = answered(("NEGATIVE", "POSITIVE"), (0, 5), (0, 5))
-    assert "**reviews: answers POSITIVE to each text: train longer.**" in text_of(report(constant))
-    assert "to each text" not in text_of(report(answered(("NEGATIVE", "POSITIVE"), (0, 0), (0, 5))))
+def test_tables_begin_with_the_comparisons_and_faults_come_first() -> None:
+    test = report().classification["reviews"]
+    always = "always answering NEGATIVE"
+    good = {BAG: Comparison("accuracy", 0.05, 0.03, "neither better nor worse"), always: test.against[always]}
+    first, *_ = text_of(report(replace(test, against=good), origin="Texts: 100.")).splitlines()
+    assert first == (
+        f"reviews: neither better nor worse than {BAG} (accuracy 0.9000 against 0.9000, a difference of 0.0500 ± "
+        f"0.0300), better than {always} (accuracy 0.9000 against 0.5000, a difference of 0.4000 ± 0.1492)."
+    )
+    bad = replace(test, against={**good, always: Comparison("accuracy", -0.2, 0.01, "worse")})
+    first, _, _, _, second, *_ = text_of(
+        report(classification={"good": test, "bad": bad}, origin="Texts: 1.")
+    ).splitlines()
+    assert first.startswith(f"**bad: worse than {always} (accuracy 0.9000 against 0.5000, a difference of 0.2000 ± ")
+    assert first.endswith(
+        "More labelled texts help most, then more time to train (minutes, passes), or another "
+        "network to start from (finetune.pretrained).**"
+    )
+    assert second == "Texts: 1."
 
 
-@pytest.mark.parametrize(
-    ("found", "verdict"),
-    [
-        (
-            Comparison(0.9, 0.95, -0.05, 0.02),
-            "**reviews: a bag of words is better: accuracy 0.9000, of the bag 0.9500; ",
-        ),
-        (Comparison(0.9, 0.95, -0.05, 0.03), "reviews: neither better nor worse than a bag of words, within the noise"),
-        (
-            Comparison(0.95, 0.9, 0.05, 0.02),
-            "reviews: better than a bag of words: accuracy 0.9500, of the bag 0.9000; ",
-        ),
-    ],
-)
-def test_tables_begin_with_the_comparison_with_a_bag_of_words(found: Comparison, verdict: str) -> None:
-    test = replace(report().classification["reviews"], against_bag=found)
-    first, *others = text_of(report(test)).splitlines()
-    assert first.startswith(verdict)
-    assert f"the difference is 0.0500 ± {found.standard_error:.4f}" in first
-    assert ("More labelled texts help most" in first) == first.startswith("**")
-    assert not any("bag of words" in line for line in others)
-
-
-def test_tables_begin_with_faults() -> None:
-    good = report().classification["reviews"]
-    bad = replace(good, against_bag=Comparison(0.5, 0.9, -0.4, 0.01))
-    assert text_of(report(classification={"good": good, "bad": bad})).startswith("**bad: a bag of words is better")
+def test_tables_have_the_figures_of_each_test_set_and_the_thresholds() -> None:
+    rare = answered(("NEGATIVE", "POSITIVE"), (19, 0), (0, 1))
+    made = report(thresholds={"NEGATIVE": 0.5, "POSITIVE": 0.25})
+    made.classification["rare"] = rare
+    text = squeezed(text_of(made))
+    assert "| accuracy | balanced accuracy | average precision of POSITIVE | F1 of POSITIVE |" in text
+    assert re.search(r"\| reviews \| 10 \| this model \| 0.9000 ± 0.\d+ \| 0.9000 ± 0.\d+ \| – \| – \|", text)
+    assert "above its threshold, chosen on dev: NEGATIVE 0.5, POSITIVE 0.25." in text
 
 
 def test_wrong_answers_are_listed_and_in_no_table() -> None:
@@ -84,20 +79,20 @@ def test_wrong_answers_are_listed_and_in_no_table() -> None:
     test = replace(report().classification["reviews"], wrong=[wrong])
     made = report(classification={"reviews": test, "reviews (pair)": test})
     assert wrong_answers(made).splitlines() == [
-        "Surest wrong answers, reviews:",
+        "Most wrong answers, reviews:",
         "",
-        "1. a.csv, line 7: POSITIVE, answered NEGATIVE (score 0.9877)",
+        "1. a.csv, line 7: POSITIVE, answered NEGATIVE (wrong by 0.9877)",
         "   `Not 'bad'.`",
     ]
     assert "Not" not in text_of(made)
 
 
 def test_tables_have_each_model_with_errors_beside_a_trivial_guess() -> None:
-    row = "0.9000 ± 0.0949 | 0.9000 ± 0.0894 |"
+    row = "0.9000 ± 0.0975 | 0.9000 ± 0.0999 |"
     assert table_of(report(), "| test set | texts | answers of | accuracy | balanced accuracy |") == [
         f"| reviews | 10 | this model | {row}",
         f"| reviews | 10 | {BAG} | {row}",
-        "| reviews | 10 | always the most frequent label | 0.5000 ± 0.1581 | 0.5000 ± 0.0000 |",
+        "| reviews | 10 | always answering NEGATIVE | 0.5000 ± 0.1508 | 0.5000 ± 0.0619 |",
     ]
     text = text_of(report())
     assert "reviews: calibration error 0." in text
@@ -125,9 +120,10 @@ def test_tables_of_seeds_have_the_mean_with_its_standard_error() -> None:
         1: {"dev": Figure(0.8, 0.1), "reviews": Figure(0.7, 0.1)},
         2: {"dev": Figure(0.9, 0.1), "reviews": Figure(0.9, 0.2)},
     }
-    *_, second, mean = table_of(report(seeds=seeds), "| seed | dev | reviews |")
+    *_, second, mean, difference = table_of(report(seeds=seeds), "| seed | dev | reviews |")
     assert second == "| 2 | 0.9000 ± 0.1000 | 0.9000 ± 0.2000 |"
     assert mean == "| mean | 0.8500 ± 0.0500 | 0.8000 ± 0.1000 |"
+    assert difference == "| largest difference | 0.1000 | 0.2000 |"
 
 
 def test_tables_domain_line_has_the_same_mean_of_the_other_models() -> None:

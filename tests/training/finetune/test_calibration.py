@@ -141,6 +141,7 @@ def test_calibrate_of_several_labels_counts_each_decision(model: BertForSequence
     logits = torch.tensor([[9.0, -9.0], [9.0, -9.0]]).repeat(20, 1)  # each second decision on the second label is wrong
     several = Answers(problem_of("multi_label_classification", ["a", "b"]), logits, targets, list(range(40)))
     assert calibrate(model, {"dev": several}) == pytest.approx(5)
+    assert model.config.thresholds == [0.5, 0.1], "all texts have the first; sigmoid(-9 / 5) is 0.14"
 
 
 def test_calibrate_of_a_regression_changes_nothing(

@@ -29,9 +29,8 @@ def test_single_label_figures() -> None:
     scores = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.8, 0.2, 0.0], [0.6, 0.4, 0.0]])
     targets = torch.eye(3)[[0, 1, 1, 1]]
     found = ONE.figures(scores, targets)
-    assert (found["accuracy"].value, found["accuracy"].standard_error) == (0.5, 0.25)
+    assert found["accuracy"].value == 0.5
     assert found["balanced_accuracy"].value == pytest.approx((1 + 1 / 3) / 2), "the third label does not occur"
-    assert found["balanced_accuracy"].standard_error == pytest.approx(np.sqrt(2 / 9 / 3) / 2)
     assert ONE.confusion(scores, targets) == [[1, 0, 0], [2, 1, 0], [0, 0, 0]]
     assert ONE.words(scores) == ["a", "b", "a", "a"]
     assert ONE.wrongness(scores, targets).tolist() == pytest.approx([0, 0, 0.8, 0.6])
@@ -41,6 +40,33 @@ def test_single_label_figures() -> None:
     assert labels["b"].recall.value == pytest.approx(1 / 3)
     assert labels["b"].f1.value == pytest.approx(1 / 2)
     assert np.isnan(labels["c"].f1.value)
+
+
+def test_single_label_figures_of_a_rare_label_begin_with_its_average_precision_and_f1() -> None:
+    problem = SingleLabel(("ham", "spam"))
+    targets = torch.eye(2)[[0] * 19 + [1]]
+    scores = torch.tensor([[0.9, 0.1]] * 18 + [[0.4, 0.6], [0.3, 0.7]])
+    assert list(values(problem, scores, targets).items())[:2] == [
+        ("average precision of spam", 1.0),
+        ("F1 of spam", pytest.approx(2 / 3)),
+    ]
+    assert next(iter(values(problem, scores[1:19], targets[1:19]))) == "accuracy", "no spam occurs"
+    assert next(iter(values(problem, scores[10:], targets[10:]))) == "accuracy", "one of ten is not rare"
+
+
+def test_multi_label_thresholds_are_those_of_the_highest_f1_on_dev() -> None:
+    generator = torch.Generator().manual_seed(3)
+    chances = torch.rand(2000, 3, generator=generator) * torch.tensor([0.4, 1.0, 0.03])
+    targets = (torch.rand(2000, 3, generator=generator) < chances).float()
+    targets[:, 2] = torch.eye(2000)[:, :9].sum(1)
+    tuned = SEVERAL.tuned(chances, targets)
+    assert tuned.thresholds[0] < 0.3, "F1 is 0 at 0.5"
+    assert (0.3 <= tuned.thresholds[1] <= 0.5, tuned.thresholds[2]) == (True, 0.5), "nine texts are too few"
+    f1s = [each.label_figures(chances, targets)["a"].f1.value for each in (SEVERAL, tuned)]
+    assert np.isnan(f1s[0]) or f1s[0] == 0 < f1s[1]
+    assert tuned.picked(targets).equal(targets.bool())
+    confidence, right = tuned.decisions(torch.tensor([[0.3, 0.2, 0.1]]), torch.tensor([[1.0, 0.0, 0.0]]))
+    assert (confidence.tolist(), right.tolist()) == (pytest.approx([0.3, 0.8, 0.9]), [True] * 3)
 
 
 def test_multi_label_figures() -> None:
