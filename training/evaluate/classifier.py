@@ -65,6 +65,8 @@ class WrongAnswer:
 class Domains:
     """`Problem.chosen` over the domains of a test set that have `MIN_OF_EACH_LABEL` texts of each label."""
 
+    figure: str
+    """Name of the figure."""
     count: int
     means: dict[str, Figure]
     """Mean over the domains, by model."""
@@ -171,4 +173,4 @@ def _domains(scored: Mapping[str, tuple[Problem, Tensor]], targets: Tensor, doma
     }
     worst = min(large, key=lambda name: problem.merit(found[OURS][name]))
     means = {model: mean_of(list(figures.values())) for model, figures in found.items()}
-    return Domains(len(large), means, worst, Figure.of(found[OURS][worst]))
+    return Domains(problem.chosen, len(large), means, worst, Figure.of(found[OURS][worst]))

@@ -218,15 +218,12 @@ def _origin(pipeline: Pipeline, store: PreparedText, test: Mapping[str, Evaluate
     """Sentences about the texts and the training."""
     config, parts, labelled = pipeline.recipe.finetune, store.column("parts"), ~is_unlabelled(store.column("labels"))
     train, dev, tested = (f"{((parts == part) & labelled).sum():,}" for part in (Part.TRAIN, Part.DEV, Part.TEST))
-    how = (
-        "from a table of their own"
-        if config.test
-        else "held out by a hash of the text or group, with the share of each label"
-    )
+    how = "from a table of their own" if config.test else "held out by hash, the same share of each label"
     how = how if config.tested else "so these figures are those of dev, which chose the seed and the calibration"
     found = [f"Texts: {train} to train on, {dev} for dev, {tested} to test, {how}."]
-    for line in RunLog(pipeline.seeds[seed].folder / "log.jsonl") if seed is not None else ():
-        found += [f"Seed {seed}: {line['text'].partition(':')[0]}."] if line["event"] == "budget" else []
+    log = RunLog(pipeline.seeds[seed].folder / "log.jsonl") if seed is not None else ()
+    lengths = [line["text"].partition(":")[0] for line in log if line["event"] == "budget"]
+    found += [f"Seed {seed}: {length}." for length in lengths[-1:]]  # each process of an interrupted run writes one
     if seed is not None and pipeline.final:
         count = (pipeline.final.record or {}).get("texts", 0)
         found.append(f"The exported classifier is trained with the same settings on all {count:,} texts.")
@@ -237,7 +234,8 @@ def _origin(pipeline: Pipeline, store: PreparedText, test: Mapping[str, Evaluate
 
 
 def _write_predictions(file: Path, models: Mapping[str, Scores], store: PreparedText) -> None:
-    """Write a CSV file with the label, answers and score of each text of dev and test, repeats included."""
+    """Write a CSV file with the label, the answers and the highest score of each text of dev and test, repeats
+    included."""
     with file.open("w", encoding="utf-8", errors="replace", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["file", "line", "part", "label", "answer", "score", "bag_answer"][: 5 + len(models)])
@@ -245,13 +243,9 @@ def _write_predictions(file: Path, models: Mapping[str, Scores], store: Prepared
         for part, each in kept:
             texts = each.readings()[0]
             (problem, scores), *others = (scores_of(texts) for scores_of in models.values())
-            answers = (
-                problem.words(scores),
-                map("{:.7g}".format, scores.amax(1).tolist()),
-                *(bag.words(found) for bag, found in others),
-            )
-            labels = problem.words(torch.from_numpy(texts.targets))
-            for document, *cells in zip(texts.documents(), labels, *answers, strict=True):
+            labels, answers = problem.words(torch.from_numpy(texts.targets)), problem.words(scores)
+            columns = map("{:.7g}".format, scores.amax(1).tolist()), *(bag.words(found) for bag, found in others)
+            for document, *cells in zip(texts.documents(), labels, answers, *columns, strict=True):
                 place, line = (*document.place.rsplit(", ", 1), "")[:2]
                 writer.writerow([place, line.split(" ")[-1], part.name.lower(), *cells])
 

@@ -11,8 +11,7 @@ from training.evaluate.classifier import OURS, ClassifierReport
 from training.metrics.domains import MIN_OF_EACH_LABEL
 from training.metrics.pretraining import PretrainingReport
 from training.metrics.texts import PAIR
-from training.problems.base import LabelFigures, Problem
-from training.problems.choose import problem_of
+from training.problems.base import LabelFigures
 from training.problems.estimates import Figure
 
 WEAKEST_LABELS = 20
@@ -47,11 +46,6 @@ class Report:
     """Hashes of the evaluated weights, by name of the model."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
     """The reason why a model is not evaluated, by its name."""
-
-    @property
-    def problem(self) -> Problem:
-        """The problem type of the classifier."""
-        return problem_of(self.problem_type, self.labels)
 
 
 def tables(report: Report) -> dict[str, str]:
@@ -135,7 +129,7 @@ def _domain_sentences(report: Report) -> list[str]:
         if (found := test.domains) is not None:
             means = ", ".join(f"{_cell(figure)} of {model}" for model, figure in found.means.items())
             sentences.append(
-                f"{name}: mean {title_of(report.problem.chosen)} over {found.count} domains with {MIN_OF_EACH_LABEL} "
+                f"{name}: mean {title_of(found.figure)} over {found.count} domains with {MIN_OF_EACH_LABEL} "
                 f"texts of each label {means}; worst domain {found.worst}, {_cell(found.worst_figure)}.\n"
             )
     return sentences

@@ -120,21 +120,9 @@ def test_domains_weigh_alike_and_the_worst_has_enough_texts(monkeypatch: pytest.
     assert report(ONE, answers, texts).domains is None
 
 
-def test_domains_without_enough_texts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(domains, "MIN_OF_EACH_LABEL", 2)
-    texts = part(0, 0, 1, 1, 0, 1, by="xxxxyy")
-    found = report(ONE, torch.eye(2)[[0, 0, 1, 1, 1, 0]], texts).domains
-    assert found is not None
-    assert (found.count, found.means[OURS].value, found.worst) == (1, 1, "x")
-
-
 def test_domains_of_numbers_have_the_largest_error_as_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(domains, "MIN_OF_EACH_LABEL", 2)
     texts = part((1.0,), (2.0,), (1.0,), (2.0,), by="xxyy")
     found = report(NUMBER, torch.tensor([[1.0], [2.0], [3.0], [4.0]]), texts).domains
     assert found is not None
     assert (found.worst, found.worst_figure.value, found.means[OURS].value) == ("y", 2, 1)
-
-
-def test_domains_of_texts_without_one() -> None:
-    assert report(ONE, torch.eye(2), part(0, 1)).domains is None

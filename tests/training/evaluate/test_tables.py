@@ -128,7 +128,9 @@ def test_tables_of_seeds_have_the_mean_with_its_standard_error() -> None:
 
 def test_tables_domain_line_has_the_same_mean_of_the_other_models() -> None:
     means = {OURS: Figure(0.85, 0.01), "bag": Figure(0.75, 0.02)}
-    test = replace(report().classification["reviews"], domains=Domains(19, means, "car", Figure(0.7, 0.05)))
+    test = replace(
+        report().classification["reviews"], domains=Domains("balanced_accuracy", 19, means, "car", Figure(0.7, 0.05))
+    )
     assert (
         "reviews (pair): mean balanced accuracy over 19 domains with 50 texts of each label 0.8500 ± 0.0100 of this "
         "model, 0.7500 ± 0.0200 of bag; worst domain car, 0.7000 ± 0.0500."
