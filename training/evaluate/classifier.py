@@ -83,7 +83,7 @@ class ClassifierReport:
     figures: dict[str, dict[str, Figure]]
     """Figures by model, `OURS` first, and by name."""
     against: dict[str, Comparison]
-    """Comparisons with the bag of words and with the best answer that is the same for every text."""
+    """Comparisons with the bag of words, and last with the best answer that is the same for every text."""
     labels: dict[str, LabelFigures[Figure]]
     calibration_error: float | None
     """Mean gap between confidence and accuracy (Guo et al. 2017), 15 bins of equal width."""

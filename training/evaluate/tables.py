@@ -90,7 +90,8 @@ def _verdicts(report: Report) -> list[str]:
 
 
 def _verdict(name: str, test: ClassifierReport) -> str:
-    """A sentence with the comparisons. Those that the model loses come first."""
+    """A sentence with the comparisons. Those that the model loses come first. It is bold if one is lost, or if the
+    model is no better than the constant answer."""
     clauses = []
     for other, found in sorted(test.against.items(), key=lambda item: item[1].verdict != "worse"):
         values = " against ".join(_number(test.figures[model][found.figure].value or 0.0) for model in (OURS, other))
@@ -99,7 +100,8 @@ def _verdict(name: str, test: ClassifierReport) -> str:
             f"{found.verdict} than {other} ({title_of(found.figure)} {values}, a difference of {difference})"
         )
     sentence = f"{name}: {', '.join(clauses)}."
-    return f"**{sentence} {REMEDY}**\n" if clauses[0].startswith("worse") else f"{sentence}\n"
+    is_useless = [*test.against.values()][-1].verdict != "better"  # than the constant answer
+    return f"**{sentence} {REMEDY}**\n" if is_useless or clauses[0].startswith("worse") else f"{sentence}\n"
 
 
 def _classification_table(report: Report) -> str:

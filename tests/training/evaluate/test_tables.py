@@ -62,6 +62,8 @@ def test_tables_begin_with_the_comparisons_and_faults_come_first() -> None:
         "network to start from (finetune.pretrained).**"
     )
     assert second == "Texts: 1."
+    constant = answered(("NEGATIVE", "POSITIVE"), (0, 5), (0, 5))
+    assert text_of(report(constant)).startswith("**reviews: neither better nor worse than always answering NEGATIVE")
 
 
 def test_tables_have_the_figures_of_each_test_set_and_the_thresholds() -> None:
