@@ -103,7 +103,7 @@ def labelled(texts: list[list[int]]) -> list[LabelledExample]:
     """Examples of which the first has the first label, and so on."""
     targets = np.eye(len(texts), dtype=np.float32)
     return [
-        LabelledExample(np.array(ids), np.zeros(len(ids), np.int64), target, target)
+        LabelledExample(np.array(ids), np.zeros(len(ids), np.int64), target)
         for ids, target in zip(texts, targets, strict=True)
     ]
 
