@@ -33,7 +33,7 @@ Model = BertForPreTraining | BertForSequenceClassification
 _PRETRAINING = ("BertForPreTraining", "BertForMaskedLM")
 ARCHITECTURES = (*_PRETRAINING, "BertForSequenceClassification")
 _LABEL_FIELDS = ("id2label", "num_labels", "problem_type", "thresholds")
-"""Fields of `config.json` that only a classifier uses; those of a pretraining checkpoint are ignored."""
+"""Fields of `config.json` that only a classifier uses; those of other networks are ignored."""
 
 # Our names and Hugging Face's. `query_key_value` is three tensors there and handled separately.
 _LAYER_NAMES = {
@@ -99,13 +99,18 @@ class Checkpoint:
         return self.model.masked_lm(self.model(batch.with_outputs(masks))).softmax(-1)
 
 
-def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
+def load_checkpoint(
+    directory: Path | str, *, dtype: torch.dtype = torch.float32, need_heads: bool = True
+) -> Checkpoint:
     """Load the configuration, the weights and the tokenizer of a directory.
 
     Args:
         directory: a Hugging Face directory of a `BertForPreTraining`, `BertForMaskedLM` or
             `BertForSequenceClassification`.
         dtype: precision of the loaded weights; the file may have another.
+        need_heads: if false, it may be the directory of any class that has BERT's encoder, such as `BertModel`. The
+            network is a `BertForPreTraining`, whose missing heads are zero. It has `next_sentence` if there is a
+            pooler.
 
     Raises:
         CheckpointError: a file is missing, invalid or unsupported; the message names it.
@@ -117,17 +122,14 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
         raise CheckpointError(path, f"holds a PEFT adapter (adapter_config.json), not a whole model; {advice}")
     if "config.json" not in names and (found := [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")]):
         raise CheckpointError(path, f"has no config.json; did you mean {found[0].parent}?")
-    has_weights = any(name.endswith(".safetensors") for name in names)
-    if "config.json" not in names and not has_weights and (weights := _other_weights(names)):
-        raise CheckpointError(path, f"has no config.json, and no safetensors, but {weights}")
     values = read_json(path / "config.json")
-    if _named(values) in _PRETRAINING:
+    if _named(values) not in (None, "BertForSequenceClassification"):
         values = {name: value for name, value in values.items() if name not in _LABEL_FIELDS}
     try:
         config = BertConfig.from_dict(values)
     except ConfigError as error:
         raise CheckpointError(path / "config.json", str(error)) from None
-    model = _build(path, config, _named(values))
+    model = _build(path, config, _named(values), need_heads=need_heads)
     tokenizer = Tokenizer.load(path, segments=config.type_vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
         advice = "call model.resize_token_embeddings(len(tokenizer)) after adding tokens, train, and save both"
@@ -264,14 +266,17 @@ def _named(values: Mapping[str, Any]) -> Any:
     return architectures[0] if isinstance(architectures, list) and architectures else None
 
 
-def _build(path: Path, config: BertConfig, named: Any) -> Model:
+def _build(path: Path, config: BertConfig, named: Any, *, need_heads: bool) -> Model:
     """The model that the configuration and the names of the tensors describe, with its weights."""
-    if named is not None and named not in ARCHITECTURES:
-        reason = f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}"
+    if named not in (None, *ARCHITECTURES) and need_heads:
+        advice = "a classifier can start from other encoders: bert-train classify TABLE finetune.pretrained=DIRECTORY"
+        reason = f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}; {advice}"
         raise CheckpointError(path / "config.json", reason)
     file, tensors = _read_tensors(path)
-    if named is None:
-        named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
+    if named is None and "classifier.weight" in tensors:
+        named = "BertForSequenceClassification"
+    elif named not in ARCHITECTURES:
+        named = "BertForMaskedLM"
     if named in _PRETRAINING:
         config = config.replace(id2label=BertConfig().id2label, problem_type=None, thresholds=None)
     layers = config.num_hidden_layers
@@ -287,7 +292,10 @@ def _build(path: Path, config: BertConfig, named: Any) -> Model:
     if _has_own_decoder(tensors):
         config = config.replace(tie_word_embeddings=False)
     with torch.device("meta"):
-        model = _empty_model(named, config, tensors)
+        model = _empty_model(named, config, tensors, need_heads=need_heads)
+    if not need_heads:
+        heads = {name: own for name, own in to_hugging_face(model).items() if not name.startswith("bert.")}
+        tensors = {name: torch.zeros(own.shape) for name, own in heads.items()} | tensors
     state = from_hugging_face(model, tensors, file)
     model.load_state_dict(state, assign=True)
     if isinstance(model, BertForPreTraining) and config.tie_word_embeddings:
@@ -295,12 +303,14 @@ def _build(path: Path, config: BertConfig, named: Any) -> Model:
     return model
 
 
-def _empty_model(named: str, config: BertConfig, tensors: Mapping[str, Tensor]) -> Model:
+def _empty_model(named: str, config: BertConfig, tensors: Mapping[str, Tensor], *, need_heads: bool) -> Model:
     if named == "BertForSequenceClassification":
         return BertForSequenceClassification(config)
     # The published checkpoints are named BertForMaskedLM but have a next-sentence head.
-    head = {"cls.seq_relationship.weight", "bert.pooler.dense.weight"}
-    return BertForPreTraining(config, next_sentence=named == "BertForPreTraining" or tensors.keys() >= head)
+    has_head = "bert.pooler.dense.weight" in tensors
+    if need_heads:
+        has_head = named == "BertForPreTraining" or (has_head and "cls.seq_relationship.weight" in tensors)
+    return BertForPreTraining(config, next_sentence=has_head)
 
 
 def _has_own_decoder(tensors: Mapping[str, Tensor]) -> bool:
@@ -324,28 +334,11 @@ def _read_tensors(path: Path) -> tuple[Path, dict[str, Tensor]]:
             raise CheckpointError(index, f"names a shard that is not a file in this directory: {invalid[0]!r}")
         files = sorted({path / name for name in shards.values()})
         return index, {name: tensor for file in files for name, tensor in _tensors_of(file)}
-    if advice := _other_weights(names):
-        raise CheckpointError(path, f"has no safetensors, but {advice}")
     others = [name for name in sorted(names) if name.endswith(".safetensors")]
     if others and re.search(r"-\d+-of-\d+\.", others[0]):
         raise CheckpointError(index, f"is missing, but {others[0]} is a part of a model; copy this file too")
-    raise CheckpointError(single, f"is missing; rename {others[0]} if it is the model" if others else "is missing")
-
-
-_OTHER_WEIGHTS = re.compile(
-    r"(?!optimizer|scheduler|scaler|rng_state|training_args|openvino)"
-    r".+\.(bin|pt|pth|ckpt|index|h5|msgpack|onnx|gguf|tflite|pb|mlmodel|ot|npz|xml)",
-    re.ASCII | re.IGNORECASE,
-)
-"""Weights that are not safetensors. A trainer's states are excluded."""
-
-
-def _other_weights(names: set[str]) -> str | None:
-    """A weight file of another format, and what to do; None if there is none."""
-    for name in sorted(names, key=lambda name: (not name.startswith(("pytorch_model", "model")), name)):
-        if _OTHER_WEIGHTS.fullmatch(name):
-            return f"{name}; load it in the program that made it, and call model.save_pretrained(DIRECTORY) there"
-    return None
+    advice = "load a model of another format in the program that made it, and call model.save_pretrained(DIRECTORY)"
+    raise CheckpointError(single, f"is missing; {f'rename {others[0]} if it is the model' if others else advice}")
 
 
 def _is_file_name(name: object) -> bool:

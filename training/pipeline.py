@@ -214,7 +214,7 @@ class Pipeline:
         if not folder.is_dir():
             raise RunError(f"finetune.pretrained: {folder} is missing")
         try:
-            return load_checkpoint(folder)
+            return load_checkpoint(folder, need_heads=False)
         except CheckpointError as error:
             raise RunError(f"finetune.pretrained: {error}") from error
 

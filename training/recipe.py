@@ -283,8 +283,8 @@ class FinetuneConfig(_Strict):
     """Labelled sources for the report, which `finetune` does not train on. With `pretrain.start`, `pretrain` does not
     train on texts of test and dev either."""
     pretrained: Path | None = None
-    """Checkpoint directory to start from: pretrained, or a classifier, whose last layer is kept if it has the same
-    labels. If absent, this run's network."""
+    """Checkpoint directory to start from: any BERT encoder, with heads or without, or a classifier, whose last layer
+    is kept if it has the same labels. If absent, this run's network."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = SINGLE_LABEL
     """What the label column holds: one label, any number of labels (also none), or a number."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}

@@ -21,6 +21,7 @@ from model import (
     BertConfig,
     BertForPreTraining,
     BertForSequenceClassification,
+    PackedBatch,
     Tokenizer,
     load,
     load_checkpoint,
@@ -35,6 +36,7 @@ from tests.model.reference import (
     randomise,
     save_theirs,
     their_answers,
+    their_config,
     their_model,
 )
 
@@ -71,6 +73,21 @@ def test_checkpoint_of_transformers_gives_equal_logits_here(
     checkpoint = load_checkpoint(save_theirs(tmp_path, theirs))
     sequences = sequences_for(theirs.config)
     assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs, sequences))
+
+
+@pytest.mark.parametrize("has_pooler", [True, False])
+def test_checkpoint_without_heads_gives_equal_hidden_states(tmp_path: Path, *, has_pooler: bool) -> None:
+    theirs = transformers.BertModel(their_config(), add_pooling_layer=has_pooler).eval()
+    model = load_checkpoint(save_theirs(tmp_path, theirs), need_heads=False).model
+    assert isinstance(model, BertForPreTraining)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected, hidden = theirs(input_ids=ids), model(PackedBatch.pack(ids.tolist(), [[0] * 20]))
+        torch.testing.assert_close(hidden, expected.last_hidden_state[0], atol=1e-5, rtol=1e-5)
+        assert (model.next_sentence is not None) == has_pooler
+        if model.next_sentence:
+            pooled = model.next_sentence.pooler(hidden[:1])
+            torch.testing.assert_close(pooled, expected.pooler_output, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -403,10 +420,6 @@ def last_layer_alone(path: Path) -> None:
     edit_config(path, num_hidden_layers=500)
 
 
-def only_pickle(path: Path) -> None:
-    (path / "model.safetensors").rename(path / "pytorch_model.bin")
-
-
 def index(weight_map: Any) -> Damage:
     def damage(path: Path) -> None:
         (path / "model.safetensors").rename(path / "model-1.safetensors")
@@ -446,7 +459,7 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "a bare encoder": (
         config(architectures=["BertModel"]),
         "config.json",
-        "unsupported architecture 'BertModel'",
+        "a classifier can start from other encoders: bert-train classify TABLE finetune.pretrained=DIRECTORY",
     ),
     "size of a wrong type": (
         config(hidden_size="abc"),
@@ -456,11 +469,6 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "odd labels": (classifier(id2label=["a"]), "config.json", "id2label must map numbers to names"),
     # weights
     "no weights": (remove("model.safetensors"), "model.safetensors", "is missing"),
-    "only a pickle": (
-        only_pickle,
-        "",
-        r"has no safetensors, but pytorch_model.bin; load it .* call model.save_pretrained\(DIRECTORY\) there",
-    ),
     "empty weights": (write("model.safetensors", b""), "model.safetensors", "is truncated or corrupt"),
     "weights cut short": (truncate("model.safetensors", 0.7), "model.safetensors", "is truncated or corrupt"),
     "weights cut in the header": (truncate("model.safetensors", 0.1), "model.safetensors", "is truncated"),
@@ -597,28 +605,11 @@ IN_PLACE: dict[str, tuple[Damage, str, str]] = {
         "",
         "holds a PEFT adapter",
     ),
-    "pickle in shards": (
-        replaced("pytorch_model-00001-of-00002.bin"),
-        "",
-        "but pytorch_model-00001-of-00002.bin; load",
+    "a pickle": (
+        replaced("pytorch_model.bin"),
+        "model.safetensors",
+        r"is missing; load a model of another format .* call model.save_pretrained\(DIRECTORY\)",
     ),
-    "pickle beside others": (
-        lambda path: [replaced("pytorch_model.bin")(path), write("optimizer.bin", "")(path)],
-        "",
-        "but pytorch_model.bin; ",
-    ),
-    "settings of a trainer": (replaced("training_args.bin"), "model.safetensors", "^is missing$"),
-    "states of a trainer": (replaced("rng_state_0.pth"), "model.safetensors", "^is missing$"),
-    "TensorFlow": (replaced("tf_model.h5"), "", "but tf_model.h5; load it"),
-    "TensorFlow 1 with its own config": (
-        lambda path: [
-            replaced("bert_model.ckpt.index")(path),
-            (path / "config.json").rename(path / "bert_config.json"),
-        ],
-        "",
-        "has no config.json, and no safetensors, but bert_model.ckpt.index; ",
-    ),
-    "GGUF": (replaced("bert.Q4_K.gguf"), "", "but bert.Q4_K.gguf; load it"),
     "variant": (replaced("model.fp16.safetensors"), "model.safetensors", "rename model.fp16.safetensors if it is"),
     "shards without an index": (
         replaced("model-00001-of-00002.safetensors"),

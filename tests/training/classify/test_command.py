@@ -7,11 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import transformers
 
 from bert_tables import files
 from model import Tokenizer, load_checkpoint
 from model.tokenizer import SPECIAL_TOKENS
-from tests.conftest import MakeCheckpoint
+from tests.conftest import tiny_config
 from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
 from tests.training.commands import finish, memory_layout, occupied, start
 from tests.training.sources.reading import write
@@ -198,11 +199,15 @@ def test_classify_trains_evaluates_exports_and_repeats(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    save_pretrained: MakeCheckpoint,
+    tokenizer: Tokenizer,
 ) -> None:
+    """It starts from an encoder without heads and pooler."""
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "my reviews.csv", only(reviews(), "title", "body", "sentiment"))
-    start = save_pretrained(max_position_embeddings=48)
+    start = tmp_path / "encoder"
+    shape = transformers.BertConfig(**tiny_config(max_position_embeddings=48).to_dict())
+    transformers.BertModel(shape, add_pooling_layer=False).save_pretrained(start)
+    (start / "vocab.txt").write_text("\n".join(tokenizer.vocab))
     network = [f"finetune.pretrained={start}", "finetune.max_length=48", "finetune.passes=1"]
     command = ["classify", "my reviews.csv", "--text", "title,body", "--output", "my model", *network]
     assert main(command) == 0
