@@ -183,6 +183,7 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
             for row, new in answer_rows(ahead, read, ask, one_is_enough=job.takes_half_pairs):
                 output.add(row.cells, written(row.cells, new), failed=new["error"] is not None)
                 progress.count(new["error"])
+                progress.unknown += new.get("unknown_tokens", 0) > 0
                 progress.warn(table.warnings)
         finally:
             progress.end_line()
@@ -379,7 +380,7 @@ def new_cells(outcome: Result | ProblemError) -> dict[str, Any]:
     if isinstance(outcome, ProblemError):
         detail = outcome.detail.replace("set truncate to true", "give --truncate")
         return {"error": PROCESS_ENDED if outcome.ended_process else detail}
-    common = {"truncated": outcome.truncated, "error": None}
+    common = {"truncated": outcome.truncated, "error": None, "unknown_tokens": outcome.unknown_tokens}
     if isinstance(outcome, FillMaskResult):
         words = [mask.predictions[0] for mask in outcome.masks]
         return {"words": [one.token_str for one in words], "scores": [round(one.score, 6) for one in words], **common}

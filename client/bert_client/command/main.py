@@ -226,7 +226,8 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
             continue
         if len(texts) > 1:
             print(text)
-        print(*_lines(result), sep="\n")
+        note = ["mostly [UNK]: the answer says little about it"] * (result.unknown_tokens > 0)
+        print(*note, *_lines(result), sep="\n")
     return code
 
 

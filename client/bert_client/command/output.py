@@ -127,10 +127,7 @@ def _cell(value: Any) -> Any:
 
 def _json(value: Any) -> str:
     """JSON. Infinity and NaN, which Parquet has and JSON has not, become null."""
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, default=str)
+    return json.dumps(_finite(value), ensure_ascii=False, default=str)
 
 
 def _finite(value: Any) -> Any:

@@ -24,8 +24,8 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO, every: float = 0.5) -> None:
-        self.rows = 0
-        self.failed = 0
+        self.rows = self.failed = self.unknown = 0
+        """Numbers of rows: all, those with an error, and those whose text is mostly [UNK]."""
         self.size: int | None = None
         """Bytes of the file, if known."""
         self._stream = stream
@@ -85,3 +85,5 @@ class Progress:
         self._stream.write(f"{self.rows:,} rows, {self.failed:,} with an error, {speed:,.0f} rows/s\n")
         for kind, count in (+self._errors).most_common(SHOWN_ERRORS):
             self._stream.write(f"  {min(count, self.failed):,} such as: {printable(self._examples[kind])}\n")
+        if self.unknown:
+            self._stream.write(f"{self.unknown:,} rows are mostly [UNK]: their answers say little about them\n")

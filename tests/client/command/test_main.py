@@ -249,6 +249,14 @@ def test_bert_json_is_the_result_of_the_service_and_its_model(bert: Bert) -> Non
     ]
 
 
+def test_bert_tells_of_texts_that_are_mostly_unknown(bert: Bert, tmp_path: Path) -> None:
+    code, output, _ = bert("sentiment", "映画")
+    assert (code, output.splitlines()[0]) == (0, "mostly [UNK]: the answer says little about it")
+    (tmp_path / "texts.txt").write_text("映画\ngood\n")
+    *_, last = bert("sentiment", "--file", str(tmp_path / "texts.txt"))[2].splitlines()
+    assert last == "1 rows are mostly [UNK]: their answers say little about them"
+
+
 @pytest.mark.parametrize("url", [{"max_client_batch": 3, "api_keys": "secret"}], indirect=True)
 def test_bert_file_is_answered_row_by_row(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
