@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from bert_tables import TableError
+from model.tokenizer import Tokenizer
 from training.classify.arguments import Values, absolute, as_options, source_of, stated_values
 from training.classify.choice import check_label_column, choose_columns
 from training.classify.columns import TableSurvey, survey_table
@@ -22,6 +23,7 @@ from training.classify.labels import LabelCounts, count_labels, name_labels, use
 from training.classify.output import MODEL, check_output, write_recipe
 from training.classify.start import PRETRAINED, choose_start
 from training.classify.values import separator_of
+from training.corpus.prepare import vocabulary_advice
 from training.errors import SourceError
 from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, parse_recipe
 from training.sources.documents import documents_of, open_files
@@ -88,7 +90,10 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE_LABEL):
         values["finetune"]["pretrained"] = str(choose_start(recipe, found.counts.first))
     recipe = write_recipe(output, values, f"bert-train {shlex.join(arguments)}")
-    return Plan(recipe, "\n".join(_summary(given, stated, found, all_rows=recipe.finetune.all_rows)))
+    advice = vocabulary_advice(Tokenizer.load(recipe.finetune.pretrained or PRETRAINED), found.counts.first)
+    summary = [*_summary(given, stated, found, all_rows=recipe.finetune.all_rows), *advice]
+    return Plan(recipe, "
+".join(summary))
 
 
 def survey(given: argparse.Namespace, stated: Values) -> Survey:

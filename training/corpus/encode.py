@@ -45,6 +45,10 @@ class TextCounts:
     """Letters of words that become [UNK] and of sentences that are dropped."""
     long_word_letters: int
     """Letters of words that become [UNK] because they have more than `MAX_WORD` characters."""
+    words: int
+    """Words of letters and digits that are not [UNK]."""
+    pieces: int
+    """Tokens of these words."""
 
 
 @dataclass(slots=True)
@@ -71,6 +75,7 @@ class ShardEncoder:
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
         self._tokenizer = tokenizer
         self._continues = np.array([token.startswith("##") for token in tokenizer.vocab])  # (vocab_size,)
+        self._begins = np.array([token[:1].isalnum() for token in tokenizer.vocab])  # (vocab_size,)
         self._words = tokenizer.word_ids(self.dtype.char, CACHED_WORDS)
 
     def encode_text(self, texts: Sequence[str], sentence_tokens: int, *, lines: bool = False) -> EncodedShard:
@@ -95,7 +100,8 @@ class ShardEncoder:
         document = np.repeat(document, [len(lengths_of_parts) for lengths_of_parts in parts])
         lengths = np.array(list(itertools.chain.from_iterable(parts)), np.int64)
         per_document = np.bincount(document)
-        return _encoded(tokens, lengths, per_document[per_document > 0], int(unknown.sum()), len(cut), *letters)
+        counts = int(unknown.sum()), len(cut), *letters, *self._pieces(tokens)
+        return _encoded(tokens, lengths, per_document[per_document > 0], *counts)
 
     def encode_labelled(self, documents: Sequence[Document]) -> EncodedShard:
         """Encode labelled text: each text column is one sentence. Empty ones are included, so all documents are
@@ -105,12 +111,18 @@ class ShardEncoder:
         columns = np.array([len(document.fields) for document in documents], np.int64)
         unknown_tokens = self._unknown_tokens(tokens, lengths)
         letters = self._letters(fields, unknown_tokens, dropped=np.zeros(len(fields), np.bool_))
-        return _encoded(tokens, lengths, columns, int((unknown_tokens > MAX_UNKNOWN * lengths).sum()), 0, *letters)
+        unknown = int((unknown_tokens > MAX_UNKNOWN * lengths).sum())
+        return _encoded(tokens, lengths, columns, unknown, 0, *letters, *self._pieces(tokens))
 
     def _unknown_tokens(self, tokens: NDArray[np.unsignedinteger], lengths: Counts) -> Counts:
         """(sentences,) number of tokens that are [UNK]."""
         sentence = np.repeat(np.arange(len(lengths)), lengths)  # (tokens,)
         return np.bincount(sentence[tokens == self._tokenizer.unk_id], minlength=len(lengths))
+
+    def _pieces(self, tokens: NDArray[np.unsignedinteger]) -> tuple[int, int]:
+        """The counts `words` and `pieces` of `TextCounts`."""
+        words = int(self._begins[tokens].sum())
+        return words, words + int(self._continues[tokens].sum())
 
     def _letters(
         self, sentences: Sequence[str], unknown_tokens: Counts, *, dropped: NDArray[np.bool_]

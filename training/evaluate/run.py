@@ -163,7 +163,9 @@ def _classification(pipeline: Pipeline, classifier: Path, folder: Path, *, is_ow
         "problem_type": recipe.finetune.problem_type,
         "labels": list(problem.names),
         "thresholds": dict(zip(checkpoint.config.labels, checkpoint.config.thresholds or (), strict=False)),
-        "origin": _origin(pipeline, store, test, seed),
+        "origin": " ".join(
+            [*_origin(pipeline, store, test, seed), *map("{}.".format, (labelled.record or {})["advice"])]
+        ),
         "seed": seed,
         "seeds": {i: _seed_figures(pipeline, problem, each, test) for i, each in results.items() if len(results) > 1},
     }
@@ -214,7 +216,7 @@ def _bag_scores(store: PreparedText, problem: Problem) -> Scores:
     return lambda texts: (problem, scores[texts.rows])
 
 
-def _origin(pipeline: Pipeline, store: PreparedText, test: Mapping[str, EvaluatedTexts], seed: int | None) -> str:
+def _origin(pipeline: Pipeline, store: PreparedText, test: Mapping[str, EvaluatedTexts], seed: int | None) -> list[str]:
     """Sentences about the texts and the training."""
     config, parts, labelled = pipeline.recipe.finetune, store.column("parts"), ~is_unlabelled(store.column("labels"))
     train, dev, tested = (f"{((parts == part) & labelled).sum():,}" for part in (Part.TRAIN, Part.DEV, Part.TEST))
@@ -230,7 +232,7 @@ def _origin(pipeline: Pipeline, store: PreparedText, test: Mapping[str, Evaluate
     for name, texts in test.items():
         repeats = f"{name}: {texts.repeats:,} repeats of texts do not count; {texts.relabelled:,} have another label."
         found += [repeats] * bool(texts.repeats)
-    return " ".join(found)
+    return found
 
 
 def _write_predictions(file: Path, models: Mapping[str, Scores], store: PreparedText) -> None:

@@ -18,6 +18,7 @@ from tests.training.commands import finish, memory_layout, occupied, start
 from tests.training.sources.reading import write
 from tests.training.texts import squeezed
 from training.classify import columns
+from training.classify.start import PRETRAINED
 from training.command import main
 from training.corpus.parts import Part
 from training.corpus.prepare import prepare_labelled
@@ -159,6 +160,22 @@ def test_override_that_makes_no_sense_is_refused_before_the_table_is_read(
         planned(tmp_path / "nothing.csv", tmp_path / "out", override)
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("The parcel came two days late, and nobody answers my questions about it.", ""),
+        ("Das Paket kam zwei Tage zu spät, und niemand beantwortet meine Fragen dazu.", "a word needs 2."),
+        ("Посылка пришла с опозданием на два дня, и никто не отвечает на вопросы.", "a word needs "),
+        ("包裹晚到了两天，没有人回答我的问题。", "of the letters become [UNK]"),
+    ],
+)
+def test_summary_tells_of_texts_that_the_network_does_not_know(tmp_path: Path, text: str, advice: str) -> None:
+    table = write_csv(tmp_path / "t.csv", [{"text": f"{text} {i}", "label": "ab"[i % 2]} for i in range(20)])
+    *_, last = planned(table, tmp_path / "out", f"finetune.pretrained={PRETRAINED}").summary.splitlines()
+    assert advice in last
+    assert last.endswith("finetune.pretrained=FOLDER") == bool(advice)
+
+
 def test_large_tables_hold_out_about_two_thousand_texts(tmp_path: Path) -> None:
     rows = [{"text": f"a text like the one with number {i}", "label": "ab"[i % 2]} for i in range(40_000)]
     assert surveyed(write_csv(tmp_path / "large.csv", rows)).fractions[1] == 0.05
@@ -213,6 +230,7 @@ def test_classify_trains_evaluates_exports_and_repeats(
     assert main(command) == 0
     first = squeezed(capsys.readouterr().out)
     assert first.startswith("my reviews.csv: 60 texts (columns title, body; labels: column sentiment)\n")
+    assert first.count("pieces, about 1.2 in text that the network knows. Start from") == 2, "in summary and report"
     assert "| my-reviews | " in first
     assert "| my-reviews (pair) | " in first
     assert "my model/model' bert-serve\n" in first
