@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -114,9 +115,10 @@ def _megabytes(folder: Path) -> str:
 
 
 def _classify(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[str]) -> bool:
+    began = time.monotonic()
     planned = plan(parsed, overrides, arguments)
     print(planned.summary)
-    return _all(Pipeline(planned.recipe))
+    return _all(Pipeline(planned.recipe, began))
 
 
 PARALLEL = ("pretrain", "finetune")

@@ -22,10 +22,12 @@ without it, the same command continues. Links such as `runs/<name>/pretrained` l
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -60,18 +62,24 @@ from training.stage import LINKS, Made, Stage, follow, link
 _OF_OTHERS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction", "all_rows"}
 """Keys of `[finetune]` on which no training depends, but the stage `labelled` or the list of trainings."""
 
+MIN_TRAINING_SHARE = 0.25
+"""Minimum share of `finetune.minutes` that trainings get, however long the texts have taken before."""
+
 logger = logging.getLogger(__name__)
 
 
 class Pipeline:
     """The stages of a recipe.
 
+    Args:
+        began: time on the monotonic clock from which `finetune.minutes` count; None for the start of the trainings.
+
     Raises:
         RunError: the folder of the run has folders in place of links.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = _with_real_paths(recipe)
+    def __init__(self, recipe: Recipe, began: float | None = None) -> None:
+        self.recipe, self._began = _with_real_paths(recipe), began
         paths = [recipe.folder / name for name in LINKS]
         if old := next((path for path in paths if path.is_dir() and not path.is_symlink()), None):
             raise RunError(
@@ -291,14 +299,22 @@ class Pipeline:
         needs = (self.labelled, *(() if pretrained else (self.pretrain,)), *((soft_labels,) if soft_labels else ()))
 
         def make(folder: Path, dist: DistContext) -> Made:
+            minutes = recipe.finetune.minutes and recipe.finetune.minutes * self._share_left
+            within = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
             start = self.start or load_checkpoint(self.pretrain.folder / "model")
             best = self.best if seed is None and dist.is_main else None
             chosen: Any = dist.all_gather(best and (best.settings["seed"], best.folder))[0] or (seed, None)
             bags = [*self._texts()][2 if seed is None else 1 :]
             soft = next((stage.folder for stage in (soft_labels, *bags) if stage), None)
-            return finetune(recipe, start, self.labelled.folder, soft, folder, left_out, dist, *chosen)
+            return finetune(within, start, self.labelled.folder, soft, folder, left_out, dist, *chosen)
 
         return self._stage(name, command, settings, make, needs=needs, in_ranks=True)
+
+    @cached_property
+    def _share_left(self) -> float:
+        """Share of `finetune.minutes` that is left when the first training begins."""
+        spent = (time.monotonic() - self._began) / 60 if self._began else 0.0
+        return max(MIN_TRAINING_SHARE, 1 - spent / (self.recipe.finetune.minutes or inf))
 
     # --- results ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.training.texts import squeezed, story
 from training.command import main
 from training.errors import MissingTextError, RunError
 from training.finetune.selection import SeedResult
-from training.pipeline import Pipeline
+from training.pipeline import MIN_TRAINING_SHARE, Pipeline
 from training.recipe import Recipe, load_recipe
 from training.runtime.files import DONE
 from training.stage import LINKS
@@ -179,6 +180,13 @@ def test_pipeline_trainings_of_classifiers_share_the_minutes(
     pipeline = Pipeline(load_recipe(recipe.loaded, [*recipe.overrides, "finetune.minutes=9", *overrides]))
     stages = [*pipeline.teachers, *pipeline.seeds.values(), *filter(None, [pipeline.final])]
     assert [stage.settings["finetune"]["minutes"] for stage in stages] == [9 / trainings] * trainings
+
+
+@pytest.mark.parametrize(("spent", "left"), [(None, 1.0), (3.0, 2 / 3), (100.0, MIN_TRAINING_SHARE)])
+def test_pipeline_trainings_get_the_minutes_that_are_left(recipe: Recipe, spent: float | None, left: float) -> None:
+    recipe = load_recipe(recipe.loaded, [*recipe.overrides, "finetune.minutes=9"])
+    began = None if spent is None else time.monotonic() - 60 * spent
+    assert Pipeline(recipe, began)._share_left == pytest.approx(left, abs=0.01)
 
 
 def test_pipeline_teachers_do_not_depend_on_the_weight_of_their_labels(recipe: Recipe) -> None:

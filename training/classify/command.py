@@ -33,11 +33,6 @@ TEST_FRACTION, MAX_TESTED = 0.2, 2000
 2,000, the standard error of an accuracy of 0.9 is 0.007."""
 
 
-TRAINING_SHARE, START_MINUTES, MIN_TRAINING_SHARE = 0.8, 0.4, 0.6
-"""Fine-tuning gets this share of the command's minutes, minus the start minutes, but at least the smaller share. The
-table is read before it, and the report is made after it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The decisions of `classify`."""
@@ -129,10 +124,7 @@ def _recipe(given: argparse.Namespace, stated: Values, found: Survey, output: Pa
         finetune["problem_type"] = found.problem
     if any(found.fractions) and "soft_labels" not in stated:
         finetune["all_rows"] = True
-    if given.minutes is not None:
-        finetune["minutes"] = round(
-            max(TRAINING_SHARE * given.minutes - START_MINUTES, MIN_TRAINING_SHARE * given.minutes), 2
-        )
+    finetune |= {} if given.minutes is None else {"minutes": given.minutes}
     finetune |= stated["finetune"]
     finetune |= {"labels": found.labels} if found.labels else {}
     sources = {"train": found.train, "test": found.test}

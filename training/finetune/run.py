@@ -38,7 +38,8 @@ EVALUATIONS, EVALUATED_TEXTS = 4, 1000
 """Number of evaluations on dev, evenly spaced over the run, and maximum texts of each source; for the log only."""
 
 BUDGET_SHARE = 0.85
-"""Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
+"""Share of a budget in minutes that steps get. Evaluations take the rest: a token of dev takes about half the time of a
+token of a step, so an evaluation after each `3 * dev_tokens` takes a sixth of the steps' time."""
 
 logger = logging.getLogger(__name__)
 
@@ -196,6 +197,8 @@ def _trainer(
         }
         return {name: each.summary() for name, each in answers.items()} | dev_figures(answers)
 
+    mean, test_texts = stream.tokens / stream.documents, (stream.text.column("parts") == Part.TEST).sum()
+    dev_tokens = round(mean * sum(min(len(texts), EVALUATED_TEXTS) for texts in dev.values()))
     settings = TrainConfig(
         budget_tokens=round(config.passes * stream.tokens),
         batch_tokens=config.batch_tokens,
@@ -207,8 +210,10 @@ def _trainer(
         checkpoint_minutes=recipe.checkpoint_minutes,
         tensorboard=recipe.tensorboard,
         max_evaluations=EVALUATIONS,
+        tokens_per_evaluation=max(1, 3 * dev_tokens),
         minutes=config.minutes,
         step_share=BUDGET_SHARE,
+        tokens_after=2 * dev_tokens + round(mean * test_texts),
     )
     advisor = Advisor(FINETUNING_REMEDY)
     return Trainer(loss, stream, settings, folder, dist, evaluate if dev else None, advisor)

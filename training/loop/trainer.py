@@ -93,6 +93,8 @@ class TrainConfig:
     the learning rate rises by `1 / FIRST_WARMUP_STEPS` of its peak a step, and nothing is evaluated."""
     step_share: float = 1.0
     """Share of the time that steps get; evaluations and checkpoints take the rest."""
+    tokens_after: int = 0
+    """Tokens that are read at the end, each in about half the time of a step's, within the time of the run."""
 
     @property
     def micro_batches(self) -> int:
@@ -288,7 +290,7 @@ class Trainer:
             tokens, seconds = state.tokens - self._timed_from[0], state.seconds - self._timed_from[1]
             speed, spent = self.dist.all_gather((tokens / seconds, state.seconds))[0]
             if state.budget_tokens is None:
-                left = 60 * (config.minutes or 0) * config.step_share - spent
+                left = 60 * (config.minutes or 0) * config.step_share - spent - config.tokens_after / 2 / speed
                 state.budget_tokens = min(asked, state.tokens + round(speed * max(0.0, left)))
             if self.dist.is_main:
                 budget, minutes = state.budget_tokens, spent / 60 / config.step_share

@@ -297,8 +297,9 @@ def test_trainer_rate_rises_slowly_until_the_budget_is_known(tmp_path: Path) -> 
     assert rates[2 * FIRST_STEPS + 1] == 0.05
 
 
-def test_trainer_without_time_for_its_first_steps_ends_after_them(tmp_path: Path) -> None:
-    run = trainer(tmp_path, Regression(), minutes=1e-9, evaluate=lambda state: {"at": state.step})
+@pytest.mark.parametrize("settings", [{"minutes": 1e-9}, {"minutes": 1, "tokens_after": 10**12}])
+def test_trainer_without_time_for_its_first_steps_ends_after_them(tmp_path: Path, settings: dict[str, Any]) -> None:
+    run = trainer(tmp_path, Regression(), evaluate=lambda state: {"at": state.step}, **settings)
     assert run.run()
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [run.state.step] == [FIRST_STEPS]
 
