@@ -6,6 +6,7 @@ First the tables of a recipe, each key with its default and its meaning, then ho
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections import Counter
@@ -522,7 +523,7 @@ def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[s
         folder: Where a relative path starts.
         above: Files of the recipes that are taken from this one.
     """
-    file = folder / name if name.endswith(".toml") else RECIPES / f"{name}.toml"
+    file = folder / name if name.endswith((".toml", ".json")) else RECIPES / f"{name}.toml"
     if not file.is_file():
         known = sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
         now = next((each for each in known if each.endswith(f"/{name}")), None)
@@ -531,8 +532,9 @@ def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[s
             hint = f"did you mean {name}.toml?"
         raise RecipeError(f"{file if name.endswith('.toml') else name}: no such recipe; {hint}")
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin it with a mark
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = file.read_text(encoding="utf-8-sig")  # some editors begin it with a mark
+        values = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
         raise RecipeError(f"{file}: {error}") from error
     base = values.pop("from", None)
     if base is None:

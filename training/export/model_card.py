@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, sourc
 from training.runtime.files import read_json, write_json
 
 _TEMPLATE = Path(__file__).with_suffix(".md")
-_LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
-"""Overrides that depend on the machine of a run."""
+_LOCAL_KEYS = {"data", "run", "device", "export", "tensorboard", "loaded", "overrides"}
+"""Keys that depend on the machine of a run, or that all other keys replace."""
 _NETWORKS = ("start", "pretrained", "teacher")
 """Keys of paths in the folders of runs."""
-_MODELS = ("pretrained", "classifier")
-"""Readable paths of networks in a run."""
+_MODELS = ("pretrained", "classifier", "model")
+"""Folders of networks, in runs and in the output of `classify`."""
 _READABLE = {r"fin\w+-\w+/model$": "classifier", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
 """Results in the folder `stages` of a run, and their readable paths."""
 
@@ -50,22 +49,20 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: str)
         sources = trained.finetune.train + (trained.soft_labels.sources if trained.soft_labels else ())
         described = recipe.finetune.train + (recipe.soft_labels.sources if recipe.soft_labels else ())
     notes = {source_name(source): source.note for source in described}
-    arguments = shlex.join([trained.loaded or trained.name, *trained.overrides])
     card = _TEMPLATE.read_text(encoding="utf-8").format(
         task=task,
         title=title,
         description=trained.description,
-        command=f"bert-train all {arguments}",
         start=f"`{start}`" if start else default_start,
         teachers=_teachers_line(trained) if name == "classifier" else "",
         run=_run_line(run),
         resolved=RESOLVED,
         data="\n".join(_source_line(source, notes.get(source_name(source), source.note)) for source in sources),
-        figures=_figures(recipe, name, target, weights) or f"Not evaluated: run `bert-train evaluate {arguments}`.",
+        figures=_figures(recipe, name, target, weights) or "Not evaluated: run `bert-train evaluate`.",
         limits="\n".join(["## Limits", "", *(f"- {line}" for line in trained.limits)] if trained.limits else []),
     )
     (target / "README.md").write_text(card.rstrip() + "\n", encoding="utf-8")
-    values = trained.model_dump(mode="json", exclude_none=True, exclude={"data", "run", "device", "export"})
+    values = trained.model_dump(mode="json", exclude_none=True, exclude=_LOCAL_KEYS)
     write_json(target / RESOLVED, values)
 
 
@@ -108,20 +105,14 @@ def _source_line(source: SourceConfig, note: str) -> str:
 
 def _portable_recipe(recipe: Recipe) -> Recipe:
     """The recipe without the folders of one machine."""
-    renamed: dict[str, str] = {}
 
     def rename(table: dict[str, Any]) -> dict[str, Any]:
         for key, value in table.items():
-            if isinstance(value, str) and key in (*_NETWORKS, "path", "loaded"):
-                readable = _readable(value) if key in _NETWORKS else value
-                renamed[value] = renamed[readable] = table[key] = _portable(key, readable, recipe)
+            if isinstance(value, str) and key in (*_NETWORKS, "path"):
+                table[key] = _portable(key, _readable(value) if key in _NETWORKS else value, recipe)
         return table
 
-    values = json.loads(recipe.model_dump_json(), object_hook=rename)
-    overrides = [override for override in recipe.overrides if not override.startswith(_LOCAL_KEYS)]
-    for path in sorted(renamed, key=len, reverse=True):  # a value may be a path, a quoted one, or a table that has one
-        overrides = [override.replace(path, renamed[path]) for override in overrides]
-    return Recipe(**values | {"overrides": overrides})
+    return Recipe(**json.loads(recipe.model_dump_json(), object_hook=rename))
 
 
 def _readable(value: str) -> str:
@@ -136,15 +127,16 @@ def _readable(value: str) -> str:
 
 
 def _portable(key: str, value: str, recipe: Recipe) -> str:
-    """A path relative to the folder in which the command is run, if runs are in `runs` there.
+    """A path that tells nothing of the machine.
 
-    Text is relative to the folder of data. A checkpoint outside of the folder of runs keeps the end of its path.
+    A network of these runs is in `runs`; another one has its name, with its folder if many have this name. Text is
+    relative to the folder of data.
     """
     is_network = key in _NETWORKS
-    folder = (recipe.run if is_network else recipe.data if key == "path" else Path()).absolute()
-    path = (folder if key == "path" else Path().absolute()) / value
+    folder = (recipe.run if is_network else recipe.data).absolute()
+    path = (Path() if is_network else folder).absolute() / value
     if path.is_relative_to(folder):
         return str(Path("runs" if is_network else "", path.relative_to(folder)))
     if not Path(value).is_absolute():
         return value
-    return str(Path("runs", *path.parts[-2:])) if is_network and path.name in _MODELS else path.name
+    return str(Path(*path.parts[-2:])) if is_network and path.name in _MODELS else path.name
