@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.config import BertConfig
-from model.errors import CheckpointError, ConfigError
+from model.errors import CheckpointError, ConfigError, printable
 from model.files import check_readable, file_names, read_json, system_remedy
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.packing import PackedBatch
@@ -32,6 +32,7 @@ Model = BertForPreTraining | BertForSequenceClassification
 
 _PRETRAINING = ("BertForPreTraining", "BertForMaskedLM")
 ARCHITECTURES = (*_PRETRAINING, "BertForSequenceClassification")
+_LONGEST_NAME = 200
 _LABEL_FIELDS = ("id2label", "num_labels", "problem_type", "thresholds")
 """Fields of `config.json` that only a classifier uses; those of other networks are ignored."""
 
@@ -72,6 +73,8 @@ class Checkpoint:
     tokenizer: Tokenizer
     path: Path
     """The directory."""
+    name: str
+    """`name` in `config.json`, as `export` writes it; without it, the directory's name."""
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str | tuple[str, str]]) -> Tensor:
@@ -135,7 +138,8 @@ def load_checkpoint(
         advice = "call model.resize_token_embeddings(len(tokenizer)) after adding tokens, train, and save both"
         reason = f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens; {advice}"
         raise CheckpointError(path / "config.json", reason)
-    return Checkpoint(model.config, model.to(dtype).eval(), tokenizer, path)
+    name = printable(str(values.get("name") or path.resolve().name))[:_LONGEST_NAME]
+    return Checkpoint(model.config, model.to(dtype).eval(), tokenizer, path, name)
 
 
 load = load_checkpoint

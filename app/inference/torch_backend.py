@@ -339,8 +339,8 @@ def _describe(checkpoint: Checkpoint) -> ServedModel:
     else:
         heads = (Head.WORDS,) if network.next_sentence is None else (Head.WORDS, Head.NEXT_SENTENCE)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    path = checkpoint.path.resolve()
-    return ServedModel(path.name, heads, checkpoint.config, checkpoint.tokenizer, parameters, _sha256_of_weights(path))
+    sha256 = _sha256_of_weights(checkpoint.path.resolve())
+    return ServedModel(checkpoint.name, heads, checkpoint.config, checkpoint.tokenizer, parameters, sha256)
 
 
 def _sha256_of_weights(directory: Path) -> str:

@@ -680,6 +680,9 @@ def test_checkpoint_for_pretraining_ignores_fields_of_labels(
 ) -> None:
     edit_config(directory, architectures=[architecture], **labels)
     assert load_checkpoint(directory).config == SMALL
+    assert load_checkpoint(directory).name == directory.name
+    edit_config(directory, name="mine\n")
+    assert load_checkpoint(directory).name == r"mine\n"
 
 
 def test_checkpoint_for_pretraining_without_a_name_keeps_no_labels(directory: Path) -> None:

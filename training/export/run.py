@@ -13,6 +13,7 @@ from training.export.model_card import write_card
 from training.pipeline import Pipeline
 from training.recipe import Recipe
 from training.runtime.checkpoint_dir import check_target, replacing
+from training.runtime.files import read_json, write_json
 from training.stage import follow
 
 SETTINGS = {"pretrained": "BERT_PRETRAINED", "classifier": "BERT_SENTIMENT"}
@@ -33,6 +34,8 @@ def export(pipeline: Pipeline) -> list[Path]:
     for name, target in targets.items():
         with replacing(target) as folder:
             shutil.copytree(made[name], folder)  # a link would let an edit of the copy change the run's network
+            # The service's answers have this name.
+            write_json(folder / "config.json", {**(read_json(folder / "config.json") or {}), "name": recipe.name})
             write_card(recipe, name, made[name].parent, folder, checkpoint_hash(evaluated[name]))
         logger.info("%s: a copy of %s", target, made[name])
     here = Path.cwd()

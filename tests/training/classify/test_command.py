@@ -235,7 +235,8 @@ def test_classify_trains_evaluates_exports_and_repeats(
     assert "| my-reviews (pair) | " in first
     assert "my model/model' bert-serve\n" in first
     assert "The exported classifier is trained with the same settings on all 60 texts." in first
-    assert load_checkpoint(Path("my model", "model")).config.labels == ["negative", "positive"]
+    served = load_checkpoint(Path("my model", "model"))
+    assert (served.name, served.config.labels) == ("my model", ["negative", "positive"])
     assert {"recipe.toml", "report.json", "report.md"} <= {path.name for path in Path("my model").iterdir()}
     card = Path("my model", "model", "README.md").read_text()
     assert str(tmp_path) not in card
