@@ -210,7 +210,7 @@ def _trainer(
         checkpoint_minutes=recipe.checkpoint_minutes,
         tensorboard=recipe.tensorboard,
         max_evaluations=EVALUATIONS,
-        tokens_per_evaluation=max(1, 3 * dev_tokens),
+        tokens_per_evaluation=max(1, 3 * dev_tokens) if config.minutes else 1,
         minutes=config.minutes,
         step_share=BUDGET_SHARE,
         tokens_after=2 * dev_tokens + round(mean * test_texts),
