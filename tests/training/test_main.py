@@ -103,7 +103,7 @@ def test_all_writes_cards_without_broken_links(trained: Path) -> None:
     for name in ("pretrained", "classifier"):
         folder = trained / "export" / name
         card = (folder / "README.md").read_text()
-        assert "pretrain.tokens=5120 finetune.passes=0.5\n" in card
+        assert "\n    bert-train all recipe.json --data FOLDER\n" in card
         pictures = re.findall(r"\]\((\S+\.png)\)", card)
         assert pictures
         assert all((folder / file).is_file() for file in pictures)
