@@ -275,7 +275,7 @@ def test_classify_in_other_processes_makes_the_same_bytes(tmp_path: Path) -> Non
     for process in processes:
         status, out, errors = finish(process)
         assert status == 0, errors
-        assert "The seed of this model is 3." in out
+        assert " Seed 3: " in out
     for name in ("model/model.safetensors", "stages/bag-*/target_probs.npy"):
         first, second = (next(output.glob(name)).read_bytes() for output in outputs)
         assert first == second, name
