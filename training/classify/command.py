@@ -87,8 +87,7 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     recipe = write_recipe(output, values, f"bert-train {shlex.join(arguments)}")
     advice = vocabulary_advice(Tokenizer.load(recipe.finetune.pretrained or PRETRAINED), found.counts.first)
     summary = [*_summary(given, stated, found, all_rows=recipe.finetune.all_rows), *advice]
-    return Plan(recipe, "
-".join(summary))
+    return Plan(recipe, "\n".join(summary))
 
 
 def survey(given: argparse.Namespace, stated: Values) -> Survey:
