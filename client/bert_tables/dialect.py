@@ -92,7 +92,10 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
     is a doubt."""
     if dialect.delimiter is not None:
         return dialect.delimiter, None
-    fits = {candidate: _fit(dialect, candidate, beginning) for candidate in DELIMITER_NAMES}
+    for may_have_title in (False, True):
+        fits = {candidate: _fit(dialect, candidate, beginning, may_have_title) for candidate in DELIMITER_NAMES}
+        if any(in_first and fit > 0.9 for in_first, fit in fits.values()):  # the first line is the header, not a title
+            break
     in_header, share = fits.pop(default)
     default_fits = in_header and share > 0.5
     needed = 0.9 if in_header else 0.5
@@ -107,9 +110,9 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
     return others[0], f"the header has no {usual} but a {other}: read as the delimiter"
 
 
-def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bool, float]:
+def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str], may_have_title: bool) -> tuple[bool, float]:
     """Whether a delimiter occurs in the first row, and the share of rows that it splits into the same number of
-    cells."""
+    cells. If there may be a title, rows of one cell above the others do not count."""
     chosen = replace(dialect, delimiter=delimiter, quote=_quote(dialect, delimiter, beginning))
     others = "".join(re.escape(other) for other in DELIMITER_NAMES if other != delimiter)
     has_split_quotes = re.compile(f'["][{others}]|[{others}]["]')
@@ -117,7 +120,7 @@ def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bo
     if not rows:
         return False, 0.0
     table = list(itertools.dropwhile(lambda row: len(row) == 1, rows))
-    is_titled = rows[0] != [LINE] and len(table) > 2 and 2 * len(table) > len(rows)
+    is_titled = may_have_title and rows[0] != [LINE] and len(table) > 2 and 2 * len(table) > len(rows)
     if is_titled and len(table[0]) > 2 and "" not in table[0]:
         rows = table
     whole = [len(row) == len(rows[0]) and not has_split_quotes.search("\n".join(row)) for row in rows]

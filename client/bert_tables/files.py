@@ -50,14 +50,9 @@ _KINDS = (
     (rb"\x1f\x9d|\x04\x22\x4d\x18|\xff\x06\x00\x00sNaPpY|\]\x00\x00|LZIP\x01", "compressed", "decompress it first"),
     (rb"%PDF-|\{\\rtf", "a PDF or RTF document", _COPY),
     (
-        rb"ARROW1\x00|FEA1\x00|ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01",
+        rb"ARROW1\x00|FEA1\x00|\xff{4}.{3}\x00\x10\x00\x00\x00|ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01",
         "an Arrow, ORC or Avro file",
-        "write it as Parquet",
-    ),
-    (
-        rb"\xff{4}.{3}\x00\x10\x00\x00\x00",
-        "an Arrow stream, as Dataset.save_to_disk writes it",
-        "write it as Parquet: datasets.load_from_disk(FOLDER).to_parquet(FILE), a DatasetDict split by split",
+        "write it as Parquet, such as a split of datasets.load_from_disk(FOLDER) by to_parquet(FILE)",
     ),
     (rb"SQLite format 3\x00", "an SQLite database", "export the table as CSV"),
     (rb"\x89HDF|\x93NUMPY|\x80[\x02-\x05]", "an array or a pickle", "write it as CSV, JSON lines or Parquet"),

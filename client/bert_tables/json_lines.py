@@ -119,9 +119,7 @@ def _array_shape(start: str) -> str:
     opened = "".join(start.split())[1:2]
     if is_whole and opened != "{" and rest.lstrip().startswith("["):
         return "has a JSON array per line; write an object with a name for each value (jq -c '{text: .[0]}')"
-    if opened == "]":
-        return "is an empty JSON array"
-    kind, remedy = _ELEMENTS.get(opened or "{", (" of numbers", "give a table with texts"))
+    kind, remedy = _ELEMENTS.get(opened or "{", (" without objects", "give a table with texts"))
     return f"is one JSON array{kind}, not an object per line; {remedy}"
 
 
@@ -135,10 +133,8 @@ def _object_shape(value: dict[str, Any], columns: Set[str]) -> str | None:
     if inside:
         shown, key = ", ".join(map(repr, inside)), json.dumps(inside[0], ensure_ascii=False)
         return f"is one object, with the rows in {shown}; write one object per line (jq -c '.[{key}][]')"
-    if value and all(isinstance(cell, list) for cell in value.values()):
+    if value and all(isinstance(cell, list | dict) for cell in value.values()):
         return f"is one object of columns; {_PANDAS}"
-    if value and all(isinstance(cell, dict) for cell in value.values()):
-        return f"is one object of objects, as pandas writes a table; {_PANDAS}"
     return None
 
 

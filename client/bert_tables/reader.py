@@ -16,9 +16,9 @@ import csv
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,11 @@ class Table:
     """Bytes of the file; None for a pipe."""
     delimiter: str | None = None
     """Delimiter of a CSV or TSV file, stated or detected."""
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Metadata of the schema of a Parquet file."""
 
     def column(self, address: str) -> str:
-        """The name of a column. The address is its name or, if no column has that name, its number from 1.
+        """The name of a column by its address; see `find_column`.
 
         Raises:
             TableError: the column is missing; the message lists the columns.
@@ -100,12 +102,22 @@ class Table:
         if address.isdecimal() and self.format in _DELIMITERS and _is_data(self.columns):
             warning = f"{self.name}: the header looks like a row; {_NO_HEADER}"
             self.warnings.extend({warning}.difference(self.warnings))
-        if address in self.columns:
-            return address
-        if address.isdecimal() and 1 <= int(address) <= len(self.columns):
-            return self.columns[int(address) - 1]
+        if (name := find_column(self.columns, address)) is not None:
+            return name
         shown = ", ".join(map(repr, self.columns[:50]))
         raise TableError(f"{self.name}: it has no column {address!r}; its columns are {shown}{_advice(self)}")
+
+
+def find_column(names: Sequence[str], address: str) -> str | None:
+    """The column that has a name or, if none has, a number, from 1. Case and blanks around names do not matter.
+
+    >>> [find_column(["id", " Text ", "text"], address) for address in ("text", "TEXT", "2", "title")]
+    ['text', ' Text ', ' Text ', None]
+    """
+    alike = [name for name in names if name.strip().casefold() == address.strip().casefold()]
+    if alike:
+        return address if address in alike else alike[0]
+    return names[int(address) - 1] if address.isdecimal() and 1 <= int(address) <= len(names) else None
 
 
 def format_of(name: str, dialect: Dialect | None = None) -> str | None:
@@ -352,7 +364,8 @@ def _rows(
 def _count_fault(cells: list[str], columns: tuple[str, ...], dialect: Dialect) -> str:
     names = ", ".join(columns[:10]) + ", ..." * (len(columns) > 10)
     counts = f"the row has {len(cells)} cell{'s' * (len(cells) != 1)}, the header has {len(columns)} ({names})"
-    remedy = "quote a cell that holds a delimiter or a line end"
+    mark = DELIMITER_NAMES.get(dialect.delimiter or "", repr(dialect.delimiter))
+    remedy = f"if the {mark} is not the delimiter, state it; else quote a cell that holds one, or a line end"
     if len(cells) > len(columns) and not any(cells[len(columns) :]):
         remedy = "it ends in a delimiter: if all rows do, let the header end in one too"
     elif any("\r" in cell for cell in cells):
@@ -405,11 +418,11 @@ def _parquet(file: File, columns: Sequence[str] | None) -> Table:
     parquet, arrow_error = library("pyarrow.parquet", file.name), library("pyarrow", file.name).ArrowException
     try:
         opened = parquet.ParquetFile(file.content)
-        names = tuple(opened.schema_arrow.names)
+        names, metadata = tuple(opened.schema_arrow.names), opened.schema_arrow.metadata or {}
     except (ValueError, OSError, arrow_error) as error:
         raise TableError(f"{file.name}: the Parquet file is damaged or cut off ({error})") from error
     _check_names(file, names)
-    table = Table(file.name, "parquet", names, iter(()), [], file.size)
+    table = Table(file.name, "parquet", names, iter(()), [], file.size, metadata=metadata)
     chosen = names if columns is None else tuple(dict.fromkeys(map(table.column, columns)))
     return replace(table, rows=_parquet_rows(file, opened.iter_batches(512, columns=list(chosen)), arrow_error))
 
@@ -429,7 +442,7 @@ def _parquet_rows(file: File, batches: Iterator[Any], arrow_error: type[Exceptio
             rows = [Row(number, cells) for number, cells in enumerate(batch.to_pylist(), number + 1)]
         except conversion_errors:
             rows = [_parquet_row(batch, i, number + 1 + i, conversion_errors) for i in range(len(batch))]
-        for name in (field.name for field in batch.schema if _may_be_text(field.type)):
+        for name in (each.name for each in batch.schema if _may_be_text(each.type)):
             for row in rows:  # Hive, Impala and old versions of Spark do not mark texts as such
                 with suppress(AttributeError, KeyError, UnicodeDecodeError):  # null, unreadable, no text
                     row.cells[name] = row.cells[name].decode()

@@ -222,7 +222,7 @@ def test_row_with_fewer_or_more_cells_has_a_fault(read: Read) -> None:
     [
         ("id,text\n1,good,\n", "it ends in a delimiter: if all rows do, let the header end in one too"),
         ('id,text\n1, "good, really"\n', "a quotation mark after a space is text: delete the spaces after"),
-        ("id,text\n1,good, really\n", "quote a cell that holds a delimiter or a line end"),
+        ("id,text\n1,good, really\n", "if the comma is not the delimiter, state it; else quote a cell that holds"),
     ],
 )
 def test_row_with_more_cells_has_a_remedy(read: Read, content: str, remedy: str) -> None:
@@ -324,8 +324,8 @@ def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
         ('{\r\n  "text": "a"\r\n}\r\n', r"has objects that are written over several lines; write .*jq -c \."),
         ('{"text":\n"a"}\n{"text":\n"b"}\n', r"has objects that are written over several lines; write .*jq -c \."),
         ('{"data": [\n' + '{"text": "a"},\n' * 80_000 + "{}]}", "has objects that are written over several lines"),
-        ("[]", "is an empty JSON array"),
-        ("[1, 2]", "is one JSON array of numbers"),
+        ("[]", "is one JSON array without objects"),
+        ("[1, 2]", "is one JSON array without objects"),
         ('["a", "b"]', r"is one JSON array of strings.*jq -c '.\[\] \| {text: .}'"),
         ('[\n["a", 1],\n["b", 2]\n]', r"is one JSON array of arrays.*jq -c '.\[\] \| {text: .\[0\]}'"),
         ('["a", 1]\n["a", 1]\n', r"has a JSON array per line.*jq -c '{text: .\[0\]}'"),
@@ -337,7 +337,7 @@ def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
         ('{"text": ["a", "b"], "label": ["x", "y"]}', 'is one object of columns; .*orient="records", lines=True'),
         ('{\n"text": ["a"],\n"label": ["x"]\n}', "is one object of columns"),
         ('{"columns": ["text"], "index": [0], "data": [["a"]]}', "is one object of columns"),
-        ('{"text": {"0": "a"}, "label": {"0": "x"}}', "is one object of objects, as pandas writes a table; .*records"),
+        ('{"text": {"0": "a"}, "label": {"0": "x"}}', "is one object of columns; .*records"),
     ],
 )
 def test_open_table_json_that_is_not_lines_is_refused(read: Read, content: str, what: str, encoding: str) -> None:
@@ -610,11 +610,11 @@ def test_dialect_without_a_header_calls_a_single_column_text(read: Read) -> None
 
 
 def test_table_column_is_a_name_or_a_number(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("2,text,\nx,good,\n")
+    (tmp_path / "a.csv").write_text("2, Text,\nx, good,\n")
     with open_table(tmp_path / "a.csv") as table:
-        assert table.columns == ("2", "text", "3")
-        assert [table.column(address) for address in ("text", "2", "3", "1")] == ["text", "2", "3", "2"]
-        with pytest.raises(TableError, match=r"a\.csv: it has no column '4'; its columns are '2', 'text', '3'"):
+        assert table.columns == ("2", " Text", "3")
+        assert [table.column(address) for address in ("text", "2", "3", "1")] == [" Text", "2", "3", "2"]
+        with pytest.raises(TableError, match=r"a\.csv: it has no column '4'; its columns are '2', ' Text', '3'"):
             table.column("4")
 
 
@@ -696,6 +696,11 @@ def test_delimiter_is_detected_where_the_header_has_commas_as_text(read: Read) -
     rows, warnings = read('id;text, long;label\n1;"Good, really";1\n2;Bad;0\n')
     assert cells(rows) == [["1", "Good, really", "1"], ["2", "Bad", "0"]]
     assert warnings == ["a.csv: using the semicolon as delimiter: it fits the rows, the comma does not"]
+
+
+def test_delimiter_is_that_of_the_header_where_cells_have_decimal_commas(read: Read) -> None:
+    rows, _ = read("text;stars;price\n" + "Good, really;4,5;3,20\n" * 2 + '"Bad;";1,0;9,90\n')
+    assert cells(rows) == [["Good, really", "4,5", "3,20"]] * 2 + [["Bad;", "1,0", "9,90"]]
 
 
 def test_delimiter_is_detected_without_a_header(read: Read) -> None:

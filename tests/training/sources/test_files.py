@@ -60,7 +60,7 @@ def test_directory_that_save_to_disk_wrote_is_refused_with_its_remedy(tmp_path: 
     with pyarrow.ipc.new_stream(tmp_path / "data" / "data-00000-of-00001.arrow", rows.schema) as stream:
         stream.write_table(rows)
     for path in ("data", "data/data-00000-of-00001.arrow"):
-        with pytest.raises(SourceError, match=r"00001\.arrow: is an Arrow stream, .*load_from_disk\(FOLDER\)\.to_parq"):
+        with pytest.raises(SourceError, match=r"00001\.arrow: is an Arrow, .*load_from_disk\(FOLDER\) by to_parq"):
             texts(tmp_path, path)
 
 
