@@ -85,8 +85,8 @@ class SourceConfig(_Strict):
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "document", "wikitext", "fasttext"] = "auto"
     """`auto`: by the suffix and first bytes of each file; in a directory, only files of known suffixes. A text per row:
     `csv` (.csv), `tsv` (.tsv, .tab), `jsonl` (.jsonl, .ndjson, .json), `parquet` (.parquet, .pq). `text` (.txt, .text,
-    .md, .markdown): without a label, a blank line ends a document. `document`: a file is a document. `wikitext`
-    (.tokens, .raw): lines like ` = Title = ` begin a document. `fasttext`: one text per line, after its label
+    .md, .markdown): without a label, a blank line ends a document. `document`: a file is a document. `wikitext`:
+    lines like ` = Title = ` begin a document. `fasttext`: one text per line, after its label
     (`__label__2 Great film`)."""
     table: Dialect = Dialect()
     """How CSV and TSV files are written, if not detected: `header` (true, false, or the columns' names), `delimiter`,
@@ -96,11 +96,12 @@ class SourceConfig(_Strict):
     read: Literal["text", "pair", "both"] | None = None
     """How a classifier reads several text columns: as one `text`, a `pair` (the default for two), or `both`, one or the
     other in each pass. In pretraining, columns are paragraphs."""
-    label: str | None = None
-    """Column with the label, or the word `folder`: each file is one text, labelled by its folder's name."""
+    label: str | tuple[str, ...] | None = None
+    """Column with the label, or the word `folder`: each file is one text, labelled by its folder's name. A list names
+    columns of 1 and 0, each of which is a label, for `multi_label_classification`."""
     separator: Annotated[str, Field(min_length=1)] | None = None
-    """What separates labels in a cell, such as `";"`, for `multi_label_classification`. A list, in JSON or Parquet,
-    needs none."""
+    """What separates labels in a cell, such as `";"`, for `multi_label_classification`. A list, as in JSON, Parquet
+    or a cell `["a", "b"]`, needs none."""
     group: str | None = None
     """Column such as film or author: texts with the same value are all trained on or all held out. Or `containing`, for
     phrases as in SST-2: a text's group is the longest text of the source that contains it."""
@@ -119,6 +120,11 @@ class SourceConfig(_Strict):
     """Keep at most this many times the texts of the rarest label, per value of `by`. If absent, keep all."""
     note: str = ""
     """Licence and citation, for the model card."""
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The column with the label, or the columns of labels."""
+        return (self.label,) if isinstance(self.label, str) else self.label or ()
 
     @model_validator(mode="after")
     def _some_place(self) -> SourceConfig:
@@ -327,7 +333,7 @@ class FinetuneConfig(_Strict):
     def label_names(self) -> list[str]:
         """The model's labels in the order of the logits. A regression has the name of its column."""
         if self.problem_type == REGRESSION:
-            return [next((source.label for source in (*self.train, *self.test) if source.label), "number")]
+            return [next((name for source in (*self.train, *self.test) for name in source.label_columns), "number")]
         return [name for name in dict.fromkeys(self.labels.values()) if name]
 
     @property
@@ -365,8 +371,8 @@ class FinetuneConfig(_Strict):
     @model_validator(mode="after")
     def _valid_problem_type(self) -> FinetuneConfig:
         for source in (*self.train, *self.test):
-            if source.separator and self.problem_type != MULTI_LABEL:
-                raise ValueError(f"a source with a separator needs problem_type = {MULTI_LABEL!r}")
+            if (source.separator or isinstance(source.label, tuple)) and self.problem_type != MULTI_LABEL:
+                raise ValueError(f"a separator or several columns of labels need problem_type = {MULTI_LABEL!r}")
             if source.balance and self.problem_type != SINGLE_LABEL:
                 raise ValueError(f"balance needs one label per text, and problem_type is {self.problem_type!r}")
         return self

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bert_tables.cells import cell_label, cell_values, spelled
 from bert_tables.dialect import LINE, Dialect
 from bert_tables.errors import TableError
+from bert_tables.header import find_column
 from bert_tables.missing import MISSING_WORDS, is_missing
-from bert_tables.reader import FORMATS, Row, Table, find_column, format_of, open_table
+from bert_tables.reader import FORMATS, Row, Table, format_of, open_table
 
 __all__ = [
     "FORMATS",

@@ -1,4 +1,4 @@
-"""Finds the header of a table: the first row with as many cells as the rows after it."""
+"""Finds the header of a table, the first row with as many cells as the rows after it, and columns by their names."""
 
 from __future__ import annotations
 
@@ -73,6 +73,17 @@ def find_second_header(rows: Sequence[Record], names: Sequence[str]) -> tuple[st
         "header row, and delete the others"
     )
     return message, len(starts) > 1
+
+
+def find_column(names: Sequence[str], address: str) -> str | None:
+    """The column that has a name or, if none has, a number, from 1. Case and blanks around names do not matter.
+
+    >>> [find_column(["id", " Text ", "text"], address) for address in ("text", "TEXT", "2", "title")]
+    ['text', ' Text ', ' Text ', None]
+    """
+    alike = [name for name in names if name.strip().casefold() == address.strip().casefold()]
+    numbered = names[int(address) - 1 : int(address)] if address.isdecimal() else ()
+    return next(iter([*sorted(alike, key=lambda name: name != address), *numbered]), None)
 
 
 def _means_missing(value: str) -> bool:

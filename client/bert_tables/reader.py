@@ -36,7 +36,7 @@ from bert_tables.files import (
     text_fault,
     text_lines,
 )
-from bert_tables.header import find_header, find_second_header
+from bert_tables.header import find_column, find_header, find_second_header
 from bert_tables.json_lines import NOT_LINES, is_object, name_shape, raise_error, read_object
 
 _SUFFIXES = {
@@ -106,18 +106,6 @@ class Table:
             return name
         shown = ", ".join(map(repr, self.columns[:50]))
         raise TableError(f"{self.name}: it has no column {address!r}; its columns are {shown}{_advice(self)}")
-
-
-def find_column(names: Sequence[str], address: str) -> str | None:
-    """The column that has a name or, if none has, a number, from 1. Case and blanks around names do not matter.
-
-    >>> [find_column(["id", " Text ", "text"], address) for address in ("text", "TEXT", "2", "title")]
-    ['text', ' Text ', ' Text ', None]
-    """
-    alike = [name for name in names if name.strip().casefold() == address.strip().casefold()]
-    if alike:
-        return address if address in alike else alike[0]
-    return names[int(address) - 1] if address.isdecimal() and 1 <= int(address) <= len(names) else None
 
 
 def format_of(name: str, dialect: Dialect | None = None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_tables import TableError
 from training.errors import RecipeError, SourceError
-from training.recipe import SourceConfig, apply_override, parse_recipe
+from training.recipe import MULTI_LABEL, SourceConfig, apply_override, parse_recipe
 from training.sources.files import FORMATS
 from training.sources.tables import in_recipe
 
@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("table", metavar="TABLE", help="CSV, TSV, JSONL, Parquet or fastText file; or a folder with a folder per label")
     add("--text", metavar="COLUMNS", help="columns with the text, such as title,body [the one that fits]")
-    add("--label", metavar="COLUMN", help="column with the label [the one that fits]")
+    add("--label", metavar="COLUMNS", help="column with the label, or several with 1 and 0 [the one that fits]")
+    add("--separator", metavar="MARK", help="what separates the labels of a cell, such as '#' [; | or , if it fits]")
     add("--output", metavar="FOLDER", required=True, help="folder for the model, the report and the recipe")
     add("--test", metavar="TABLE", help="table with the same columns for the report [a part of TABLE]")
     add("--minutes", type=float, metavar="N", help="minutes for the whole command, about [by the number of texts]")
@@ -79,8 +80,10 @@ def stated_values(overrides: Sequence[str]) -> dict[str, Any]:
 def source_of(given: argparse.Namespace, stated: Values) -> SourceConfig:
     """The table as a source, without its columns. Raises RecipeError if an override makes no sense."""
     table = {"header": not given.no_header} | {key: getattr(given, key) for key in _DIALECT}
-    source = {"path": str(absolute(given.table)), "format": given.format, "table": table} | stated["source"]
+    source = {"path": str(absolute(given.table)), "format": given.format, "table": table, "separator": given.separator}
+    source |= ({"text": given.text.split(",")} if given.text else {}) | stated["source"]  # `read` needs two texts
     finetune = {key: value for key, value in stated["finetune"].items() if key not in ("labels", "problem_type")}
+    finetune |= {"problem_type": MULTI_LABEL} if source["separator"] else {}
     others = {key: value for key, value in stated.items() if key != "source"}
     recipe = parse_recipe(others | {"name": "classify", "finetune": finetune | {"train": [source]}}, "command line")
     return recipe.finetune.train[0]

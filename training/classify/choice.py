@@ -9,10 +9,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
+from bert_tables import find_column
 from training.classify.columns import MAX_VALUES, Column, TableSurvey
-from training.classify.values import are_quantities
+from training.classify.values import are_quantities, separator_advice
 from training.errors import SourceError
 from training.recipe import REGRESSION, SINGLE_LABEL
+from training.sources.labels import number_of
+from training.sources.tables import MARKS
 
 _TEXT_NAMES = {
     *("text", "texts", "review", "comment", "content", "body", "message", "sentence", "utterance", "document"),
@@ -25,29 +28,29 @@ _LABEL_NAMES = {
 _EXAMPLES, _EXAMPLE_CHARACTERS = 3, 24
 
 
-def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> tuple[list[Column], Column]:
-    """The text columns and the label column.
+def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> tuple[list[Column], list[Column]]:
+    """The text columns and the label columns.
 
     Args:
         text: The option `--text`: names or numbers of columns, separated by commas.
-        label: The option `--label`.
+        label: The option `--label`, likewise.
 
     Raises:
         SourceError: a column is missing or does not fit, or several fit; the message lists all columns.
     """
-    label_column = _named(table, [label])[0] if label is not None else None
-    if text is not None:
-        is_name = any(column.name == text for column in table.columns)  # a column's name may have a comma
-        texts = _named(table, [text] if is_name else text.split(","))
-    else:
-        others = [column for column in table.columns if column is not label_column]
+    labels = _named(table, label) if label is not None else []
+    texts = _named(table, text) if text is not None else []
+    if not texts:
+        others = [column for column in table.columns if column not in labels]
         texts = [_only(table, others, "text", _TEXT_NAMES, lambda column: column.is_text)]
-    if label_column is None:
+    if not labels:
         others = [column for column in table.columns if column not in texts]
-        label_column = _only(table, others, "label", _LABEL_NAMES, lambda column: column.is_label)
-    if label_column in texts:
-        raise _error(table, f"the column {label_column.name!r} cannot be text and label")
-    return texts, label_column
+        labels = [_only(table, others, "label", _LABEL_NAMES, lambda column: column.is_label)]
+    if both := [column for column in labels if column in texts]:
+        raise _error(table, f"the column {both[0].name!r} cannot be text and label")
+    if not any(number_of(value) is None for column in texts for value in column.values):
+        raise _error(table, f"the column {texts[0].name!r} holds numbers, not texts")
+    return texts, labels
 
 
 def check_label_column(table: TableSurvey, column: Column) -> None:
@@ -60,34 +63,29 @@ def check_label_column(table: TableSurvey, column: Column) -> None:
             f"\nor, if each number is a label, add: finetune.problem_type={SINGLE_LABEL}"
         )
     if column.is_unique and not column.is_label:
-        raise _error(
-            table,
-            f"the column {column.name!r} has {_count(column)} different values in {column.rows:,} rows, but each label "
-            "needs several texts",
-        )
+        counts = f"{_count(column)} different values in {column.rows:,} rows"
+        problem = f"the column {column.name!r} has {counts}, but each label needs several texts"
+        raise _error(table, "; ".join([problem, *separator_advice(column.values)]))
 
 
 def _error(table: TableSurvey, problem: str) -> SourceError:
     """The error that lists the columns, with an example of the options that name some."""
     text = ",".join([column.name for column in table.columns if column.is_text][:2]) or "COLUMN"
     labels = [column.name for column in table.columns if column.is_label] or ["COLUMN"]
-    label = min(labels, key=lambda name: _plain(name) not in _LABEL_NAMES)
+    marks = [each.name for each in table.columns if each.rows and {*map(str.lower, each.values)} <= MARKS.keys()]
+    label = ",".join(marks) if len(marks) > 1 else min(labels, key=lambda name: _plain(name) not in _LABEL_NAMES)
     options = f"--text {shlex.quote(text)} --label {shlex.quote(label)}"
     return SourceError(f"{table.name}: {problem}. Its columns:\n{_listing(table)}\nname them, such as: {options}")
 
 
-def _named(table: TableSurvey, names: Sequence[str]) -> list[Column]:
-    """The columns with these names or numbers. Case and blanks around names do not matter."""
-    found = []
-    for name in names:
-        exact = [column for column in table.columns if column.name == name]
-        alike = [column for column in table.columns if _plain(column.name) == _plain(name)]
-        number = int(name) if name.isdecimal() and table.source.table.header is True else 0
-        numbered = table.columns[number - 1 : number] if number else ()
-        if not (chosen := [*exact, *alike, *numbered]):
-            raise _error(table, f"it has no column {name!r}")
-        found.append(chosen[0])
-    return found
+def _named(table: TableSurvey, stated: str) -> list[Column]:
+    """The columns with these names or numbers, separated by commas; the name of a column may have some."""
+    columns = {column.name: column for column in table.columns}
+    addresses = stated.split(",") if find_column([*columns], stated) is None else [stated]
+    found = [find_column([*columns], address) for address in addresses]
+    if None in found:
+        raise _error(table, f"it has no column {addresses[found.index(None)]!r}")
+    return [columns[name] for name in found if name is not None]
 
 
 def _only(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.sources.documents import open_files
 from training.sources.files import files
-from training.sources.tables import sound_rows
+from training.sources.tables import json_value, sound_rows
 
 MAX_VALUES = 1000
 """Different values of a column that are counted, because a column with more does not hold labels."""
@@ -45,7 +46,7 @@ class Column:
     def add(self, cell: Any) -> None:
         """Count the cell of a row."""
         try:
-            found = list(map(spelled, cell_values(cell, "")))
+            found = list(map(spelled, cell_values(json_value(cell), "")))
         except TableError:  # an error only if the column is chosen
             found = [str(cell)]
         self.rows += bool(found)
@@ -70,7 +71,7 @@ class Column:
     @property
     def is_label(self) -> bool:
         """Whether few short values occur several times each, or lists or combinations of short values."""
-        return are_labels(self.values, has_more=self.has_more, has_lists=self.lists > 0)
+        return are_labels(self.values, has_more=self.has_more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class TableSurvey:
     files: Iterator[Table]
     """The opened files, from their beginning. They can be read once."""
     columns: Sequence[Column] = ()
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """For columns of numbers that have names in the file's metadata, the name of each number."""
 
 
 def survey_table(source: SourceConfig, name: str) -> TableSurvey:
@@ -125,7 +128,18 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
         raise SourceError(f"{name}: has {rows} rows, but a classifier needs two labels with {MIN_TEXTS} texts each")
     if source.table.header is True:
         _check_header(columns.values(), name)
-    return TableSurvey(name, source, itertools.chain(kept, opened), tuple(columns.values()))
+    return TableSurvey(name, source, itertools.chain(kept, opened), tuple(columns.values()), _class_names(first))
+
+
+def _class_names(table: Table) -> dict[str, dict[str, str]]:
+    """The names of numbers by column, as the library `datasets` writes them into Parquet; -1 is a missing label."""
+    found = {}
+    features = json.loads(table.metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    for column, feature in features.items():
+        label = feature.get("feature", feature) if isinstance(feature, dict) else {}  # of a list, or itself
+        if isinstance(label, dict) and label.get("_type") == "ClassLabel":
+            found[column] = {"-1": ""} | {str(number): name for number, name in enumerate(label["names"])}
+    return found
 
 
 def _without_columns(source: SourceConfig, opened: Iterator[Table], name: str) -> TableSurvey:

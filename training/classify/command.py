@@ -22,7 +22,7 @@ from training.classify.columns import TableSurvey, survey_table
 from training.classify.labels import LabelCounts, count_labels, name_labels, used
 from training.classify.output import MODEL, check_output, write_recipe
 from training.classify.start import PRETRAINED, choose_start
-from training.classify.values import separator_of
+from training.classify.values import separator_advice, separator_of
 from training.corpus.prepare import vocabulary_advice
 from training.errors import SourceError
 from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, parse_recipe
@@ -58,7 +58,7 @@ class Survey:
     labels: dict[str, str]
     """The value of `finetune.labels`; empty for numbers."""
     notes: list[str]
-    """Descriptions of the values that are left out."""
+    """Descriptions of the values that are left out or in doubt."""
 
 
 def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequence[str]) -> Plan:
@@ -82,10 +82,10 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
         raise SourceError(as_options(error)) from error
     values = _recipe(given, stated, found, output)
     recipe = parse_recipe(values, "the recipe of classify")  # checked before anything is written
-    if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE_LABEL):
-        values["finetune"]["pretrained"] = str(choose_start(recipe, found.counts.first))
+    if "pretrained" not in stated["finetune"]:
+        values["finetune"]["pretrained"] = str(choose_start(recipe, found.counts.sample))
     recipe = write_recipe(output, values, f"bert-train {shlex.join(arguments)}")
-    advice = vocabulary_advice(Tokenizer.load(recipe.finetune.pretrained or PRETRAINED), found.counts.first)
+    advice = vocabulary_advice(Tokenizer.load(recipe.finetune.pretrained or PRETRAINED), found.counts.sample)
     summary = [*_summary(given, stated, found, all_rows=recipe.finetune.all_rows), *advice]
     return Plan(recipe, "\n".join(summary))
 
@@ -101,17 +101,19 @@ def survey(given: argparse.Namespace, stated: Values) -> Survey:
     """
     table = survey_table(source_of(given, stated), given.table)
     train, problem = _with_columns(given, stated, table)
-    counts = count_labels(documents_of(train, table.files))
+    counts = count_labels(documents_of(train, table.files), may_lack=problem == MULTI_LABEL)
     test, tested = None, LabelCounts()
     if given.test:
         test = train.model_copy(update={"path": str(absolute(given.test))})
-        tested = count_labels(documents_of(test, open_files(test, Path())))
+        tested = count_labels(documents_of(test, open_files(test, Path())), may_lack=problem == MULTI_LABEL)
     fraction = 0.0 if test else round(min(TEST_FRACTION, MAX_TESTED / max(1, counts.texts)), 4)
     dev = FinetuneConfig(dev_fraction=stated["finetune"].get("dev_fraction")).dev_share(max(1, counts.texts))
     fractions = dev, stated["finetune"].get("test_fraction", fraction)
     labels: tuple[dict[str, str], list[str]] = {}, []
     if problem != REGRESSION:
-        labels = name_labels(counts, tested, stated["finetune"].get("labels", {}), given.table)
+        of_file = table.names.get("".join(train.label_columns), {})
+        names = {value: name for value, name in of_file.items() if value in counts.values}
+        labels = name_labels(counts, tested, names | stated["finetune"].get("labels", {}), given.table)
     return Survey(train, test, problem, counts, tested, fractions, *labels)
 
 
@@ -150,16 +152,20 @@ def _with_columns(given: argparse.Namespace, stated: Values, table: TableSurvey)
     problem = stated["finetune"].get("problem_type")
     if not table.columns:
         return table.source, problem
-    columns, column = choose_columns(table, given.text, given.label)
+    columns, labels = choose_columns(table, given.text, given.label)
     texts = tuple(column.name for column in columns)
     read = table.source.read or ("both" if len(texts) == 2 else None)
-    source = table.source.model_copy(update={"text": texts, "label": column.name, "read": read})
+    source = table.source.model_copy(update={"text": texts, "label": labels[0].name, "read": read})
+    if len(labels) > 1:
+        label = tuple(column.name for column in labels)
+        return source.model_copy(update={"label": label}), problem or MULTI_LABEL
+    (column,) = labels
     if problem in (SINGLE_LABEL, REGRESSION):
         return source, problem
     separator = source.separator or (None if column.lists else separator_of(column.values))
     if separator or column.lists or problem:
         return source.model_copy(update={"separator": separator}), MULTI_LABEL
-    if "labels" not in stated["finetune"]:  # else the user says that they are labels
+    if "labels" not in stated["finetune"] and column.name not in table.names:  # else they are labels
         check_label_column(table, column)
     return source, None
 
@@ -182,21 +188,24 @@ def _values(source: SourceConfig, data: Path) -> Values:
 def _summary(given: argparse.Namespace, stated: Values, found: Survey, *, all_rows: bool) -> Iterator[str]:
     """Sentences about the data found, the decisions made and the work ahead."""
     counts, source = found.counts, found.train
-    columns = f" (column{'s' * (len(source.text) > 1)} {', '.join(source.text)}; labels: column {source.label})"
+    columns = f" (text: {', '.join(source.text)}; labels: {', '.join(source.label_columns)})"
     columns = ", labelled by their folders" if source.label == "folder" else columns
     columns = " of fastText" if source.format == "fasttext" else columns
     yield f"{given.table}: {counts.texts:,} texts{columns}"
     if found.labels:
         yield from wrap(f"labels: {used(counts, found.labels)}", 100)
     yield from found.notes
+    if not found.problem:
+        yield from separator_advice(found.counts.values)
     if found.problem == MULTI_LABEL and "problem_type" not in stated["finetune"]:
-        how, advice = "are lists", ""
+        how, advice = "the cells are lists" if isinstance(source.label, str) else "each label has a column", ""
         if source.separator:
-            how = f"hold labels that are separated by {source.separator!r}"
+            how = f"the cells hold labels that are separated by {source.separator!r}"
             advice = f"; if each cell is one label, add finetune.problem_type={SINGLE_LABEL}"
-        yield f"a text may have several labels, because the cells {how}{advice}"
+        yield f"a text may have several labels, because {how}{advice}"
     dev, test = (round(share * counts.texts) for share in found.fractions)
     held_out = found.tested.texts or test
-    yield f"about {counts.texts - dev - test:,} texts to train on, {dev:,} for dev, {held_out:,} for the report"
+    hint = "" if given.minutes else "; --minutes N limits the time"
+    yield f"about {counts.texts - dev - test:,} texts to train on, {dev:,} for dev, {held_out:,} for the report{hint}"
     if all_rows:
         yield "trains twice: without the held-out texts for the report, then on all (finetune.all_rows=false: once)"

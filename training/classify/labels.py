@@ -11,13 +11,14 @@ from training.classify.toml import inline
 from training.classify.values import natural_order, spellings
 from training.errors import SourceError
 from training.sources.documents import Document
-from training.sources.labels import canonical
+from training.sources.labels import MAX_LISTED, canonical
+from training.sources.split import text_hash
 
 MIN_TEXTS = 10
 """Minimum number of texts of two labels: with fewer, neither training nor figures mean anything."""
 
 KEPT_TEXTS = 4000
-"""Texts from which `training.classify.start` takes a sample: a file may be sorted by labels."""
+"""Texts from which `training.classify.start` takes some that are not held out."""
 
 
 @dataclass(slots=True)
@@ -25,25 +26,32 @@ class LabelCounts:
     """Labels of the rows that have a text."""
 
     texts: int = 0
-    """Rows with a text and a label."""
+    """Rows with a text and a label, or that may lack one."""
     unlabelled: int = 0
     """Rows with a text only."""
     values: Counter[str] = field(default_factory=Counter)
     """Texts of each value."""
-    first: list[Document] = field(default_factory=list)
-    """The first texts with labels, at most `KEPT_TEXTS`."""
+    sample: list[Document] = field(default_factory=list)
+    """A sample of these texts, at most `KEPT_TEXTS`."""
 
 
-def count_labels(found: Iterable[Document]) -> LabelCounts:
-    """Count the labels of documents."""
+def count_labels(found: Iterable[Document], *, may_lack: bool) -> LabelCounts:
+    """Count the labels of documents.
+
+    Args:
+        may_lack: Whether a text without a label is trained on as one that has none of several.
+    """
     counts = LabelCounts()
     for document in found:
         labels = document.label if isinstance(document.label, tuple) else (document.label or "",)
         values = {canonical(label.strip()) for label in labels} - {""}
-        counts.texts += bool(values)
-        counts.unlabelled += not values
-        if values and len(counts.first) < KEPT_TEXTS:
-            counts.first.append(document)
+        is_used = bool(values) or may_lack
+        counts.texts += is_used
+        counts.unlabelled += not is_used
+        if is_used and len(counts.sample) < KEPT_TEXTS:
+            counts.sample.append(document)
+        elif is_used and (place := text_hash(document.text) % counts.texts) < KEPT_TEXTS:
+            counts.sample[place] = document  # reservoir sampling, because a file may be sorted
         for value in values:
             counts.values[value] += 1
     return counts
@@ -56,16 +64,16 @@ def name_labels(
 
     Args:
         tested: Labels of the test table; empty without one.
-        stated: `finetune.labels` of the command line. Values that it does not name keep their spelling.
+        stated: Names from the file, and `finetune.labels`. Values without one keep their spelling.
         name: Name of the table in messages.
 
     Raises:
-        SourceError: values differ only in their spelling, or there are too few labels or texts.
+        SourceError: values differ only in their spelling, or there are too few labels or texts, or none to test.
     """
     every = counts.values + tested.values
     stated = {canonical(value): label for value, label in stated.items()}
     if unknown := [value for value in stated if value and value not in every]:
-        raise SourceError(f"finetune.labels names {unknown[0]!r}, but the column has the values {listed(every, 20)}")
+        raise SourceError(f"finetune.labels names {unknown[0]!r}, but the column has the values {listed(every)}")
     names = {value: stated.get(value, value) for value in sorted(every, key=natural_order)}
     _check_spellings(every, names, stated, name)
     notes = []
@@ -75,6 +83,8 @@ def name_labels(
     if new := {value: count for value, count in tested.values.items() if value not in counts.values and names[value]}:
         names |= dict.fromkeys(new, "")
         notes.append(f"left out of the test table: labels that {name} does not have: {listed(new)}")
+    if tested.texts + tested.unlabelled and not any(names.get(value) for value in tested.values):
+        raise SourceError(f"the test table has no text with a label of {name}; it needs the same columns and format")
     texts = _texts(counts, names)
     if few := {value: counts.values[value] for value, label in names.items() if label and texts[label] < 2}:
         names |= dict.fromkeys(few, "")
@@ -92,7 +102,7 @@ def _texts(counts: LabelCounts, names: Mapping[str, str]) -> Counter[str]:
     return texts
 
 
-def listed(counts: Mapping[str, int], most: int = 1000) -> str:
+def listed(counts: Mapping[str, int], most: int = MAX_LISTED) -> str:
     """Values with their number of texts, the most frequent first, and the number of values beyond `most`.
 
     >>> listed({"bad": 3, "good": 1200}), listed({"bad": 3, "good": 1200}, most=1)
@@ -123,7 +133,7 @@ def _check_enough(counts: LabelCounts, names: Mapping[str, str], name: str) -> N
     """Raise SourceError unless two labels have `MIN_TEXTS` texts."""
     texts = _texts(counts, names)
     if len(texts) < 2 or min(count for _, count in texts.most_common(2)) < MIN_TEXTS:
-        there = listed(counts.values, 20) or "none"
+        there = listed(counts.values) or "none"
         raise SourceError(
             f"{name}: a classifier needs two labels with {MIN_TEXTS} texts each, better with hundreds; the labels are "
             f"{there}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+
+from training.sources.labels import number_of
 
 SEPARATORS = (";", "|", ",")
 MAX_LABELS = 200
@@ -16,8 +17,8 @@ MAX_NUMBERS = 20
 _LABEL_CHARACTERS = 40
 
 
-def separator_of(values: Iterable[str]) -> str | None:
-    """The character that splits values into labels; None if there is none.
+def separator_of(values: Iterable[str], separators: Iterable[str] = SEPARATORS) -> str | None:
+    """The one of several characters that splits values into labels; None if there is none.
 
     There must be fewer labels than values, and most labels must recur in other values.
 
@@ -26,32 +27,40 @@ def separator_of(values: Iterable[str]) -> str | None:
     """
     values = list(values)
     found = {}
-    for separator in SEPARATORS:
+    for separator in separators:
         cells = [{part.strip() for part in value.split(separator)} - {""} for value in values]
         parts = Counter(part for cell in cells for part in cell)
         recurring = sum(count > 1 for count in parts.values())
-        is_decimal_comma = separator == "," and all(part.isdecimal() for part in parts)
+        is_decimal_mark = separator in ",." and all(part.isdecimal() for part in parts)
         if (
             any(len(cell) > 1 for cell in cells)
             and len(parts) < len(values)
             and recurring >= 0.8 * len(parts)
             and max(map(len, parts)) <= _LABEL_CHARACTERS
-            and not is_decimal_comma
+            and not is_decimal_mark
         ):
             found[separator] = len(parts)
     return min(found, key=found.__getitem__, default=None)
 
 
-def are_labels(values: Mapping[str, int], *, has_more: bool, has_lists: bool) -> bool:
+def separator_advice(values: Iterable[str]) -> Iterator[str]:
+    """Advice if values look like combinations that are not read as such: `a-b` may also be one label.
+
+    >>> list(separator_advice(["price", "service", "price#service"]))
+    ["labels look like combinations separated by '#': if they are, add --separator '#'"]
+    """
+    marks = {mark for value in values for mark in value if not mark.isalnum() and not mark.isspace()}
+    if separator := separator_of(values, sorted(marks.difference(SEPARATORS, "()[]{}'\""))):
+        yield f"labels look like combinations separated by {separator!r}: if they are, add --separator {separator!r}"
+
+
+def are_labels(values: Mapping[str, int], *, has_more: bool) -> bool:
     """Whether values look like labels: few short ones that recur, or combinations of them.
 
     Args:
         values: Number of rows with each.
         has_more: Whether there are further values.
-        has_lists: Whether some rows have lists of several values.
     """
-    if has_lists:
-        return not has_more and 2 <= len(values) <= MAX_LABELS and len(values) < sum(values.values())
     if separator_of(values):
         return True
     is_few = not has_more and 2 <= len(values) <= MAX_LABELS and 5 * len(values) <= sum(values.values())
@@ -64,7 +73,7 @@ def are_quantities(values: Iterable[str]) -> bool:
     >>> are_quantities(["1", "2", "3.0"]), are_quantities(["1.5", "2"]), are_quantities(map(str, range(100)))
     (False, True, True)
     """
-    numbers = {_number(value) for value in values}
+    numbers = {number_of(value) for value in values}
     if None in numbers:
         return False
     return len(numbers) > MAX_NUMBERS or any(number % 1 for number in numbers if number is not None)
@@ -85,12 +94,5 @@ def spellings(counts: Mapping[str, int]) -> list[list[str]]:
 
 def natural_order(value: str) -> tuple[float, str]:
     """Key that sorts numbers by size, before words in alphabetical order."""
-    number = _number(value)
+    number = number_of(value)
     return (math.inf, value.casefold()) if number is None else (number, value)
-
-
-def _number(value: str) -> float | None:
-    with suppress(ValueError):
-        if math.isfinite(number := float(value)):
-            return number
-    return None

@@ -32,9 +32,9 @@ from training.sources.tables import (
     Row,
     columns_of,
     in_recipe,
-    labels_value,
     log_once,
     read_rows,
+    row_labels,
     text_value,
 )
 
@@ -129,7 +129,6 @@ class _SourceReader:
         self._source = source
         self._is_wrapped = source.lines == "wrapped"
         self._remedy = f"; set text, label, group or by of the source {source_name(source)}"
-        self._others = (source.label, source.group, source.by)
         self._missing = list(columns_of(source))
         """Columns that no row has had so far, in the order of the recipe."""
         self._first: Row | None = None
@@ -272,9 +271,9 @@ class _SourceReader:
             self._skip(f"{place}{reason}")
             return None
         try:
-            label, group, domain = (cells.get(name or "") for name in self._others)
-            labels = labels_value(label, self._source.label or "", self._source.separator)
-            group, domain = cell_label(group, self._source.group or ""), cell_label(domain, self._source.by or "")
+            labels = row_labels(cells, self._source)
+            others = (self._source.group or "", self._source.by or "")
+            group, domain = (cell_label(cells.get(name), name) for name in others)
         except TableError as error:
             raise SourceError(f"{place}: {error}") from error
         return Document(tuple(fields), labels, group, domain, place)

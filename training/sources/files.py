@@ -18,8 +18,6 @@ FORMATS = ("csv", "document", "fasttext", "jsonl", "parquet", "text", "tsv", "wi
 TABLES = ("csv", "jsonl", "parquet", "tsv")
 """Formats with columns."""
 
-_WIKITEXT_SUFFIXES = (".tokens", ".raw")
-"""Suffixes of the files in which WikiText is published."""
 _MARKDOWN_SUFFIXES = (".md", ".markdown")
 _NOTES = ("readme", "license", "licence")
 """Names, without suffix, of files that describe other files of their folder."""
@@ -63,7 +61,8 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
         log_once(f"{place}: {len(empty)} of {len(found)} tables are empty ({empty[0].name}) and are not read")
         found = [file for file in found if file not in empty]
     if not found and source.hub is None:
-        reason = f"no such file; relative paths start from the recipe's `data`, now {root}"
+        hint = f"; relative paths start from the recipe's `data`, now {root}"
+        reason = "no such file" + hint * (not Path(source.path).is_absolute())
         if is_folder:
             reason = (
                 "the directory holds no file of a known suffix; set `format`, or rename the files to .txt or the like"
@@ -150,8 +149,6 @@ def _is_table(file: Path, source: SourceConfig) -> bool:
 
 
 def _format_of_suffix(file: Path) -> str | None:
-    if _inner_suffix(file) in _WIKITEXT_SUFFIXES:
-        return "wikitext"
     found = "lines" if _inner_suffix(file) in _MARKDOWN_SUFFIXES else format_of(str(file))
     return "text" if found == "lines" else found
 

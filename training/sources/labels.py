@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from bert_tables.files import Progress
 from training.errors import SourceError
@@ -15,8 +16,14 @@ Target = int | tuple[float, ...]
 """The output that a model should give: the index of the one label, or a number for each output. With several labels,
 the numbers are 1 or 0."""
 
+MAX_LISTED = 20
+"""Maximum number of labels in a message."""
+
 _WHOLE_FLOAT = re.compile(r"(-?\d+)\.0+")
 """The label 1 as pandas writes it into a CSV file if another row has no label."""
+
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),((?<=\b0,)\d+|(?!\d{3}$)\d+)")
+"""Not 1,234, which is a whole number in English."""
 
 
 def labelled(
@@ -70,13 +77,14 @@ def _labels(config: FinetuneConfig) -> Callable[[Document], tuple[float, ...]]:
 
 
 def _number(_config: FinetuneConfig) -> Callable[[Document], tuple[float, ...]]:
+    seen: set[str] = set()  # the marks of all numbers so far, because a column has one notation
+
     def target(document: Document) -> tuple[float, ...]:
-        try:
-            number = float(document.label or "")  # type: ignore[arg-type]  # a list is an error, too
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            said = f"{document.label!r} is no number" if document.label else "has no number"
+        label = document.label or ""
+        number = number_of(label) if isinstance(label, str) else None
+        seen.update({",", "."}.intersection(label), ["%" if "%" in label else "no %"])
+        if number is None or {",", "."} <= seen or {"%", "no %"} <= seen:
+            said = f"{label!r} is no number, or written unlike those above" if label else "has no number"
             raise SourceError(f"{document.place}: {said}; write it as 1.5, or remove the row")
         return (number,)
 
@@ -84,6 +92,21 @@ def _number(_config: FinetuneConfig) -> Callable[[Document], tuple[float, ...]]:
 
 
 _TARGETS = {SINGLE_LABEL: _one_label, MULTI_LABEL: _labels, REGRESSION: _number}
+
+
+def number_of(value: str) -> float | None:
+    """A finite number, which may have a decimal comma or a percent sign; None for other values.
+
+    >>> [number_of(value) for value in ("4.5", "4,5", "80%", "0,125", "1,234", "4/5")]
+    [4.5, 4.5, 80.0, 0.125, None, None]
+    """
+    value = value.strip().removesuffix("%").rstrip()
+    if comma := _DECIMAL_COMMA.fullmatch(value):
+        value = f"{comma[1]}.{comma[2]}"
+    with suppress(ValueError):
+        if math.isfinite(number := float(value)):
+            return number
+    return None
 
 
 def canonical(value: str) -> str:
@@ -103,7 +126,8 @@ def _label(value: str, document: Document, labels: Mapping[str, str]) -> str:
             f"{document.place}: has no label; fill it, remove the row, or leave such rows out with the value "
             '"" = "" in finetune.labels'
         )
-    known = ", ".join(repr(value) for value in labels if value)
+    names = [repr(value) for value in labels if value]
+    known = ", ".join(names[:MAX_LISTED]) + f" and {len(names) - MAX_LISTED} more" * (len(names) > MAX_LISTED)
     raise SourceError(
         f"{document.place}: label {value!r} is not in finetune.labels ({known}); name every value of the "
         'column there, and give those to leave out the label ""'

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from bert_tables import Row as TableRow
 from bert_tables import Table, TableError, cell_label, cell_values, spelled
 from training.recipe import CONTAINING, SourceConfig
+
+MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
+"""Spellings of 1 and 0; pandas writes 1.0 if another cell is empty."""
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +26,7 @@ Row = tuple[str, Mapping[str, Any]]
 def columns_of(source: SourceConfig) -> tuple[str, ...]:
     """The columns that a recipe names."""
     group = source.group if source.group != CONTAINING else None
-    return tuple(dict.fromkeys(filter(None, (*source.text, source.label, group, source.by))))
+    return tuple(dict.fromkeys(filter(None, (*source.text, *source.label_columns, group, source.by))))
 
 
 def sound_rows(table: Table) -> Iterator[TableRow]:
@@ -61,16 +67,46 @@ def in_recipe(message: str) -> str:
     return f"{message}; the source's `{key}` states it" if "state " in message else message
 
 
+def row_labels(cells: Mapping[str, Any], source: SourceConfig) -> str | tuple[str, ...] | None:
+    """The labels of a row: those of its label column, or the names of the columns that have 1.
+
+    Raises:
+        TableError: a cell is no label, or one of several columns has neither 1 nor 0.
+    """
+    if isinstance(source.label, str):
+        return labels_value(cells.get(source.label), source.label, source.separator)
+    marks = {name: (cell_label(cells.get(name), name) or "").lower() for name in source.label_columns}
+    if wrong := [name for name, mark in marks.items() if mark not in MARKS]:
+        raise TableError(f"the field {wrong[0]!r} is {marks[wrong[0]]!r}; several label columns have 1 or 0 each")
+    return tuple(name for name, mark in marks.items() if MARKS[mark]) or None
+
+
 def labels_value(value: Any, name: str, separator: str | None = None) -> str | tuple[str, ...] | None:
     """A cell as the labels of a text. It is a tuple if the cell is a list of several, or a separator splits it.
 
-    >>> [labels_value(cell, "label", ";") for cell in (1.0, ["new"], ["new", 2], "new; used", "")]
+    >>> [labels_value(cell, "label", ";") for cell in (1.0, ["new"], "['new', 2]", "new; used", "")]
     [('1',), ('new',), ('new', '2'), ('new', ' used'), None]
     """
-    if len(values := cell_values(value, name)) > 1:
+    if len(values := cell_values(json_value(value), name)) > 1:
         return tuple(map(spelled, values))
-    text = cell_label(value, name)
+    text = spelled(values[0]) if values else None
     return tuple(text.split(separator)) if text and separator else text
+
+
+def json_value(cell: Any) -> Any:
+    """The list or object that a text holds, as JSON or Python write it, because CSV has no lists; else the cell itself.
+
+    >>> [json_value(cell) for cell in ('["a", "b"]', "['a', 2]", "['a' 'b']", "[a]", 1)]
+    [['a', 'b'], ['a', 2], "['a' 'b']", '[a]', 1]
+    """
+    text = cell.strip() if isinstance(cell, str) else ""
+    if f"{text[:1]}{text[-1:]}" in ("[]", "{}"):
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(text)
+            return value if str(value) == text else cell  # numpy's ['a' 'b'] would be one string
+    return cell
 
 
 def text_value(value: Any) -> str | None:

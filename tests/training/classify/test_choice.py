@@ -52,6 +52,7 @@ def test_columns_are_named_but_for_case_and_blanks_or_by_their_numbers(tmp_path:
         (("--text", "titel"), "it has no column 'titel'", "--text title,body --label stars"),
         (("--text", "title", "--label", "Label"), "it has no column 'Label'", "--label stars"),
         (("--text", "body", "--label", "body"), "the column 'body' cannot be text and label", "--label stars"),
+        (("--text", "id", "--label", "stars"), "the column 'id' holds numbers, not texts", "--label stars"),
         (("--text", "body", "--label", "title"), "'title' has 60 different values in 60 rows", "--label stars"),
         (("--text", "body", "--label", "price"), "'price' holds 60 different numbers", "problem_type=regression"),
         (("--text", "body", "--label", "id"), "'id' holds 60 different numbers", "single_label_classification"),

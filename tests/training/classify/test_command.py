@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -25,7 +26,7 @@ from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.errors import RecipeError, RunError, SourceError
 from training.loop.log import RunLog
-from training.recipe import Recipe, load_recipe
+from training.recipe import Recipe, load_recipe, recipe_keys
 
 REVIEWS = only(reviews(), "body", "sentiment")
 
@@ -48,7 +49,7 @@ def test_spreadsheet_is_read_as_it_is_exported(tmp_path: Path) -> None:
     ]
     table = write_csv(tmp_path / "export.csv", rows, "utf-8-sig", delimiter=";")
     plan = planned(table, tmp_path / "out")
-    assert "60 texts (column Text; labels: column Kategorie)" in plan.summary
+    assert "60 texts (text: Text; labels: Kategorie)" in plan.summary
     assert sum(texts_of(plan.recipe).values()) == 60
 
 
@@ -176,6 +177,38 @@ def test_summary_tells_of_texts_that_the_network_does_not_know(tmp_path: Path, t
     assert last.endswith("finetune.pretrained=FOLDER") == bool(advice)
 
 
+SOURCE_KEYS: dict[str, Any] = dict.fromkeys(("path", "hub", "text", "label", "format"))
+SOURCE_KEYS |= {
+    "name": "mine",
+    "split": "test",
+    "note": "CC0",
+    "table": '{ encoding = "windows-1252" }',
+    "separator": "#",
+}
+SOURCE_KEYS |= {"read": "both", "lines": "wrapped", "treebank": "both", "escaped_newlines": True, "limit": 50}
+SOURCE_KEYS |= {"group": "film", "by": "verified", "balance": 1.5}
+"""A value for each key of a source; None for those that `classify` chooses."""
+
+
+@pytest.mark.parametrize("key", [key.removeprefix("source.") for key, _ in recipe_keys() if key.startswith("source.")])
+def test_key_of_a_source_works_with_classify(tmp_path: Path, key: str) -> None:
+    value = SOURCE_KEYS[key]
+    rows = [row | {"film": f"film {i % 12}", "sentiment": "ab#a#b"[i % 3 * 2 :][:3]} for i, row in enumerate(reviews())]
+    for row in rows if key != "separator" else ():
+        row["sentiment"] = row["sentiment"].replace("#", "")
+    table = write_csv(tmp_path / "reviews.csv", rows)
+    given = f"source.{key}={str(value).lower() if isinstance(value, bool) else value}"
+    arguments = ("--text", "title,body", "--label", "sentiment", "finetune.pretrained=network", given)
+    if value is None:
+        with pytest.raises(RecipeError, match=rf"classify chooses source\.{key} itself or has an option for it"):
+            planned(table, tmp_path / "out", *arguments)
+        return
+    plan = planned(table, tmp_path / "out", *arguments)
+    (source,) = written(plan)["finetune"]["train"]
+    assert source[key] == (value if key != "table" else {"encoding": "windows-1252"})
+    assert sum(texts_of(plan.recipe).values()) == (50 if key == "limit" else 60)
+
+
 def test_large_tables_hold_out_about_two_thousand_texts(tmp_path: Path) -> None:
     rows = [{"text": f"a text like the one with number {i}", "label": "ab"[i % 2]} for i in range(40_000)]
     assert surveyed(write_csv(tmp_path / "large.csv", rows)).fractions[1] == 0.05
@@ -229,7 +262,7 @@ def test_classify_trains_evaluates_exports_and_repeats(
     command = ["classify", "my reviews.csv", "--text", "title,body", "--output", "my model", *network]
     assert main(command) == 0
     first = squeezed(capsys.readouterr().out)
-    assert first.startswith("my reviews.csv: 60 texts (columns title, body; labels: column sentiment)\n")
+    assert first.startswith("my reviews.csv: 60 texts (text: title, body; labels: sentiment)\n")
     assert first.count("pieces, about 1.2 in text that the network knows. Start from") == 2, "in summary and report"
     assert "| my-reviews | " in first
     assert "| my-reviews (pair) | " in first

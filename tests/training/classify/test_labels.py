@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
+from tests.training.classify.tables import planned, reviews, surveyed, write_csv, written
 from training.corpus.prepare import prepare_labelled
 from training.errors import SourceError
+from training.sources.labels import labelled as labelled_documents
 
 
 def labelled(labels: list[Any]) -> list[dict[str, Any]]:
@@ -26,11 +30,11 @@ def test_labels_are_told_with_their_counts_and_what_is_left_out(tmp_path: Path) 
     table = write_csv(tmp_path / "tickets.csv", [*rows, {"body": "", "label": "late"}])
     plan = planned(table, tmp_path / "out")
     assert plan.summary.splitlines() == [
-        f"{table}: 51 texts (column body; labels: column label)",
+        f"{table}: 51 texts (text: body; labels: label)",
         "labels: late (30), broken (20)",
         "left out: 2 texts without a label",
         "left out: labels with one text: odd (1)",
-        "about 31 texts to train on, 10 for dev, 10 for the report",
+        "about 31 texts to train on, 10 for dev, 10 for the report; --minutes N limits the time",
         "trains twice: without the held-out texts for the report, then on all (finetune.all_rows=false: once)",
     ]
     assert "trains" not in planned(table, tmp_path / "out", "finetune.all_rows=false").summary
@@ -84,6 +88,10 @@ def test_labels_of_a_test_table_that_the_table_lacks_are_left_out(tmp_path: Path
     recipe = written(plan)["finetune"]
     assert recipe["labels"] == {"a": "a", "b": "b", "c": ""}
     assert (recipe["test"][0]["path"], recipe["test_fraction"]) == (str(test), 0.0)
+    lines = "".join(f"__label__a {row['body']}\n__label__b {row['body']}\n" for row in labelled(["a"] * 20))
+    (tmp_path / "lines.txt").write_text(lines)
+    with pytest.raises(SourceError, match=r"the test table has no text with a label of .*; it needs the same"):
+        surveyed(tmp_path / "lines.txt", "--format", "fasttext", "--test", str(test))
 
 
 def test_labels_with_two_texts_are_trained_on(tmp_path: Path) -> None:
@@ -96,6 +104,8 @@ def test_labels_with_two_texts_are_trained_on(tmp_path: Path) -> None:
 
 # --- several labels in a cell --------------------------------------------------------------------------------------
 
+NETWORK = ("finetune.pretrained=network",)
+"""States a network, so that none is tried on the texts."""
 TAGS = [["price"], ["service"], ["price", "service"], ["taste", "price"], ["taste"], ["service", "taste"]]
 
 
@@ -106,12 +116,79 @@ def test_labels_in_combinations_are_separated(tmp_path: Path, separator: str) ->
     assert found.counts.values == {"price": 15, "service": 15, "taste": 15}
 
 
-def test_labels_of_lists_are_several(tmp_path: Path) -> None:
-    rows = only(labelled(TAGS * 5), "body", "label")
-    (tmp_path / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = surveyed(tmp_path / "tags.jsonl")
+@pytest.mark.parametrize("as_text", [None, str, json.dumps])
+def test_labels_of_lists_are_several(tmp_path: Path, as_text: Callable[[Any], str] | None) -> None:
+    """Also if a CSV table has the list as Python or JSON write it."""
+    rows = labelled([as_text(tags) if as_text else tags for tags in TAGS * 5])
+    table = tmp_path / "tags.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = surveyed(write_csv(tmp_path / "tags.csv", rows) if as_text else table)
     assert (found.problem, found.train.separator) == ("multi_label_classification", None)
     assert found.counts.values == {"price": 15, "service": 15, "taste": 15}
+
+
+@pytest.mark.parametrize(("yes", "no"), [("1", "0"), ("1.0", ""), ("True", "false")])
+def test_labels_may_have_a_column_each(tmp_path: Path, yes: str, no: str) -> None:
+    names = ("price", "service", "taste")
+    marked = [{name: yes if name in tags else no for name in names} for tags in [*TAGS, []] * 5]
+    rows = [{"body": row["body"]} | marks for row, marks in zip(labelled([""] * 35), marked, strict=True)]
+    plan = planned(write_csv(tmp_path / "t.csv", rows), tmp_path / "out", "--label", "price, Service,4", *NETWORK)
+    assert "a text may have several labels, because each label has a column" in plan.summary
+    assert "t.csv: 35 texts (text: body; labels: price, service, taste)" in plan.summary
+    recipe = written(plan)["finetune"]
+    assert (recipe["train"][0]["label"], recipe["labels"]) == ([*names], {name: name for name in names})
+    targets = [target for _, target in labelled_documents(plan.recipe.finetune.train[0], plan.recipe)]
+    assert targets == [tuple(float(name in tags) for name in names) for tags in [*TAGS, []] * 5]
+    with pytest.raises(SourceError, match=r"the label(?s:.*)--text body --label price,service,taste"):
+        surveyed(tmp_path / "t.csv")
+    rows[7]["taste"] = "2"
+    with pytest.raises(
+        SourceError, match=r"t\.csv, line 9: the field 'taste' is '2'; several label columns have 1 or 0"
+    ):
+        surveyed(write_csv(tmp_path / "t.csv", rows), "--label", "price,service,taste")
+
+
+def test_labels_in_combinations_of_another_separator_are_noted(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "tags.csv", labelled(["#".join(tags) for tags in TAGS * 10]))
+    plan = planned(table, tmp_path / "out", *NETWORK)
+    assert "labels look like combinations separated by '#': if they are, add --separator '#'" in plan.summary
+    for stated in (("--separator", "#"), ("source.separator=#",)):
+        found = surveyed(table, *stated)
+        assert found.problem == "multi_label_classification"
+        assert found.counts.values == {"price": 30, "service": 30, "taste": 30}
+    with pytest.raises(SourceError, match=r"has 6 different values in 10 rows, .*: if they are, add --separator '#'"):
+        surveyed(
+            write_csv(table, labelled(["#".join(tags) for tags in (TAGS * 5)[:10]] + [""] * 10)), "--label", "label"
+        )
+
+
+@pytest.mark.parametrize("as_dictionary", [False, True])
+def test_labels_have_the_names_of_a_parquet_file(tmp_path: Path, as_dictionary: bool) -> None:
+    """As the library `datasets` writes them, and pandas."""
+    rows, numbers, names = labelled([""] * 60), [*range(5), -1] * 10, [f"topic {i}" for i in range(30)]
+    label = pyarrow.array([names[number] for number in numbers]).dictionary_encode() if as_dictionary else numbers
+    feature = {"names": names, "_type": "ClassLabel"}
+    features = {"body": {"dtype": "string", "_type": "Value"}, "label": feature, "old": [feature]}
+    table = pyarrow.table({"body": [row["body"] for row in rows], "label": label})
+    if not as_dictionary:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    found = surveyed(tmp_path / "a.parquet").labels
+    assert sorted(filter(None, found.values())) == sorted(names[:5] + names[29:] * as_dictionary)
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize("form", ["{}", "{}%"])
+def test_labels_may_be_numbers_with_a_decimal_comma_or_percent(tmp_path: Path, form: str) -> None:
+    rows = [{"text": row["body"], "price": "3,20", "label": row["label"]} for row in labelled(["4,5", "3,0", "5"] * 9)]
+    for row in rows:
+        row["label"] = form.format(row["label"])
+    table = write_csv(tmp_path / "numbers.csv", rows, delimiter=";")
+    with pytest.raises(SourceError, match=r"holds 3 different numbers, (?s:.*)add: finetune\.problem_type=regression"):
+        surveyed(table, "--label", "label")
+    plan = planned(table, tmp_path / "out", "--label", "label", "finetune.problem_type=regression", *NETWORK)
+    targets = [target for _, target in labelled_documents(plan.recipe.finetune.train[0], plan.recipe)]
+    assert targets == [(4.5,), (3,), (5,)] * 9
 
 
 def test_labels_in_lists_of_one_element_are_one_label(tmp_path: Path) -> None:
@@ -126,7 +203,7 @@ def test_labels_in_lists_of_one_element_are_one_label(tmp_path: Path) -> None:
     ("labels", "overrides"),
     [
         (["Food, Drink", "Home, Garden", "Toys"], ()),
-        (["1,5", "2,5", "1,0", "2,0", "1,2"], ()),
+        (["1,5", "2,5", "1,0", "2,0", "1,2"], ("finetune.problem_type=single_label_classification",)),
         (["a;b", "a", "b"], ("finetune.problem_type=single_label_classification",)),
     ],
 )

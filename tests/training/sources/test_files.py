@@ -137,7 +137,6 @@ def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
         ("a.text.gz", "lines"),
         ("README.MD", "lines"),
         ("a.markdown.xz", "lines"),
-        ("wiki.train.tokens", "lines"),
     ],
 )
 def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: str) -> None:

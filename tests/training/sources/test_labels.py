@@ -58,6 +58,11 @@ def test_labelled_unknown_value_is_an_error(tmp_path: Path) -> None:
         labels_of(tmp_path, STARS, 6)
 
 
+def test_labelled_error_names_twenty_of_many_labels(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"finetune\.labels \('0', .*'19' and 480 more\); name"):
+        labels_of(tmp_path, {str(number): f"label {number}" for number in range(500)}, "other")
+
+
 def test_labelled_several_labels_of_a_text_that_may_have_one_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"line 1: has the labels 1, 2; a text has one, unless finetune.problem_type"):
         labels_of(tmp_path, STARS, [1, 2])
@@ -74,9 +79,11 @@ def test_labelled_several_labels_are_numbers_for_each(tmp_path: Path) -> None:
 
 def test_labelled_numbers_need_no_labels(tmp_path: Path) -> None:
     assert labels_of(tmp_path, {}, 1, 2.5, "-3e2", problem_type="regression") == [(1,), (2.5,), (-300,)]
-    for value, message in (("good", "'good' is no number"), (None, "has no number"), ([1, 2], "is no number")):
+    assert labels_of(tmp_path, {}, "1,5", "2", "1,25", problem_type="regression") == [(1.5,), (2,), (1.25,)]
+    no = "is no number, or written unlike those above"
+    for value, message in (("good", no), (None, "has no number"), ([1, 2], no), (1.5, no), ("2%", no), ("1,234", no)):
         with pytest.raises(SourceError, match=rf"a\.jsonl, line 2: .*{message}; write it as 1\.5"):
-            labels_of(tmp_path, {}, 1, value, problem_type="regression")
+            labels_of(tmp_path, {}, "1,5", value, problem_type="regression")
 
 
 def test_label_names_are_in_the_order_in_which_they_appear() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,11 +37,11 @@ def test_plain_text_without_an_end_is_cut_to_bound_memory(tmp_path: Path, monkey
     assert [len(text) for text in texts(tmp_path, "document.txt", format="document")] == [64, 64, 64, 20]
 
 
-@pytest.mark.parametrize(("name", "settings"), [("wiki.train.tokens", {}), ("a.txt", {"format": "wikitext"})])
-def test_level_one_headings_delimit_articles_of_wikitext(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["wiki.train.tokens", "a.txt"])
+def test_level_one_headings_delimit_articles_of_wikitext(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, WIKITEXT)
     articles = ["A game of 1,000 [UNK] .\nIt is role-playing .\nPlayers move .", "A tree ."]
-    assert texts(tmp_path, name, **settings) == articles
+    assert texts(tmp_path, name, format="wikitext") == articles
 
 
 def test_plain_texts_are_separated_by_blank_lines() -> None:
