@@ -157,8 +157,7 @@ def _with_columns(given: argparse.Namespace, stated: Values, table: TableSurvey)
     read = table.source.read or ("both" if len(texts) == 2 else None)
     source = table.source.model_copy(update={"text": texts, "label": labels[0].name, "read": read})
     if len(labels) > 1:
-        label = tuple(column.name for column in labels)
-        return source.model_copy(update={"label": label}), problem or MULTI_LABEL
+        return source.model_copy(update={"label": tuple(each.name for each in labels)}), problem or MULTI_LABEL
     (column,) = labels
     if problem in (SINGLE_LABEL, REGRESSION):
         return source, problem

@@ -22,7 +22,7 @@ MAX_LISTED = 20
 _WHOLE_FLOAT = re.compile(r"(-?\d+)\.0+")
 """The label 1 as pandas writes it into a CSV file if another row has no label."""
 
-_DECIMAL_COMMA = re.compile(r"([-+]?\d+),((?<=\b0,)\d+|(?!\d{3}$)\d+)")
+_DECIMAL_COMMA = re.compile(r"^([-+]?\d+),((?<=\b0,)\d+|(?!\d{3}$)\d+)$")
 """Not 1,234, which is a whole number in English."""
 
 
@@ -101,10 +101,8 @@ def number_of(value: str) -> float | None:
     [4.5, 4.5, 80.0, 0.125, None, None]
     """
     value = value.strip().removesuffix("%").rstrip()
-    if comma := _DECIMAL_COMMA.fullmatch(value):
-        value = f"{comma[1]}.{comma[2]}"
     with suppress(ValueError):
-        if math.isfinite(number := float(value)):
+        if math.isfinite(number := float(_DECIMAL_COMMA.sub(r"\1.\2", value))):
             return number
     return None
 

@@ -96,16 +96,21 @@ def labels_value(value: Any, name: str, separator: str | None = None) -> str | t
 def json_value(cell: Any) -> Any:
     """The list or object that a text holds, as JSON or Python write it, because CSV has no lists; else the cell itself.
 
-    >>> [json_value(cell) for cell in ('["a", "b"]', "['a', 2]", "['a' 'b']", "[a]", 1)]
-    [['a', 'b'], ['a', 2], "['a' 'b']", '[a]', 1]
+    >>> [json_value(cell) for cell in ('["a", "b"]', "['a', 2]", "[a]", 1)]
+    [['a', 'b'], ['a', 2], '[a]', 1]
+
+    Raises:
+        TableError: it looks like a list or object in another notation.
     """
     text = cell.strip() if isinstance(cell, str) else ""
     if f"{text[:1]}{text[-1:]}" in ("[]", "{}"):
         with suppress(ValueError, RecursionError):
             return json.loads(text)
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            value = ast.literal_eval(text)
-            return value if str(value) == text else cell  # numpy's ['a' 'b'] would be one string
+            if str(value := ast.literal_eval(text)) == text:  # numpy's ['a' 'b'] would be one string
+                return value
+        if text[0] == "{" or text[1] in "'\"":
+            raise TableError(f'{text!r:.60} looks like a list; write lists as JSON does: ["a", "b"]')
     return cell
 
 

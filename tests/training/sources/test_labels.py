@@ -58,6 +58,14 @@ def test_labelled_unknown_value_is_an_error(tmp_path: Path) -> None:
         labels_of(tmp_path, STARS, 6)
 
 
+@pytest.mark.parametrize("cell", ["{price,service}", "['price' 'service']"])
+def test_labelled_list_in_another_notation_is_an_error(tmp_path: Path, cell: str) -> None:
+    """As PostgreSQL and numpy write it."""
+    with pytest.raises(SourceError, match=r"line 1: .*price.* looks like a list; write lists as JSON does"):
+        labels_of(tmp_path, {cell: "A", "[B]": "B"}, cell)
+    assert labels_of(tmp_path, {"[A]": "A", "[B]": "B"}, "[B]") == [1]
+
+
 def test_labelled_error_names_twenty_of_many_labels(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"finetune\.labels \('0', .*'19' and 480 more\); name"):
         labels_of(tmp_path, {str(number): f"label {number}" for number in range(500)}, "other")
