@@ -48,7 +48,7 @@ def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> t
         labels = [_only(table, others, "label", _LABEL_NAMES, lambda column: column.is_label)]
     if both := [column for column in labels if column in texts]:
         raise _error(table, f"the column {both[0].name!r} cannot be text and label")
-    if not any(number_of(value) is None for column in texts for value in column.values):
+    if None not in (numbers := {number_of(value) for column in texts for value in column.values}) and numbers:
         raise _error(table, f"the column {texts[0].name!r} holds numbers, not texts")
     return texts, labels
 

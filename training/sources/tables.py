@@ -96,7 +96,7 @@ def labels_value(value: Any, name: str, separator: str | None = None) -> str | t
 def json_value(cell: Any) -> Any:
     """The list or object that a text holds, as JSON or Python write it, because CSV has no lists; else the cell itself.
 
-    >>> [json_value(cell) for cell in ('["a", "b"]', "['a', 2]", "[a]", 1)]
+    >>> [json_value(cell) for cell in ('["a", "b"]', "['a',2]", "[a]", 1)]
     [['a', 'b'], ['a', 2], '[a]', 1]
 
     Raises:
@@ -107,7 +107,8 @@ def json_value(cell: Any) -> Any:
         with suppress(ValueError, RecursionError):
             return json.loads(text)
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            if str(value := ast.literal_eval(text)) == text:  # numpy's ['a' 'b'] would be one string
+            value = ast.literal_eval(text)
+            if "".join(str(value).split()) == "".join(text.split()):  # numpy's ['a' 'b'] would be one string
                 return value
         if text[0] == "{" or text[1] in "'\"":
             raise TableError(f'{text!r:.60} looks like a list; write lists as JSON does: ["a", "b"]')
