@@ -153,7 +153,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ('finetune.labels={"0"="BAD","1"="BAD","2"=""}', "labels must name two labels or more"),
         (
             'finetune.train=[{path="a.csv",separator=";"}]',
-            "a source with a separator needs problem_type = 'multi_label",
+            "a separator or several columns of labels need problem_type = 'multi_label",
         ),
         ("pretrain.tokens.much=1", "tokens is not a table"),
         ("corpus.sources=[{}]", "needs a path or a data set of the hub"),
