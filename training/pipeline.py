@@ -152,29 +152,36 @@ class Pipeline:
     @cached_property
     def bag(self) -> Stage:
         """Scores of a bag of words for the labelled text."""
-        return self.bag_of(self.labelled)
+        return self.bag_of(self.labelled, synthetic=self._bag_weight(texts=0) > 0)
 
     @cached_property
     def bag_of_all_rows(self) -> Stage:
         """Scores of a bag of words that is trained on all rows; see `finetune.all_rows`."""
-        return self.bag_of(self.labelled, ALL_ROWS)
+        return self.bag_of(self.labelled, ALL_ROWS, synthetic=True)
 
-    def bag_of(self, labelled: Stage, *place: str) -> Stage:
+    def bag_of(self, labelled: Stage, *place: str, synthetic: bool = False) -> Stage:
         """Scores of a bag of words for other labelled text.
 
         Args:
             place: a folder in that of the text with other parts.
+            synthetic: whether to make synthetic texts, too.
         """
 
-        def make(folder: Path) -> None:
+        def make(folder: Path) -> Made:
             try:
                 from training.finetune.bag import write_bag
             except ModuleNotFoundError as error:  # a machine with a GPU may lack scikit-learn
                 raise RunError("scikit-learn is missing: run prepare elsewhere and copy stages/bag-*, too") from error
             store = PreparedText(labelled.folder, places=[labelled.folder / each for each in place])
-            write_bag(problem_of(self.recipe.finetune.problem_type, store.labels), store, folder)
+            problem = problem_of(self.recipe.finetune.problem_type, store.labels)
+            return write_bag(problem, store, folder, self._finetune_tokenizer if synthetic else None)
 
-        return self._stage("bag", "prepare", {"place": place}, _always(make), needs=(labelled,))
+        settings = {"place": place, "synthetic": synthetic}
+        return self._stage("bag", "prepare", settings, _always(make), needs=(labelled,))
+
+    def _bag_weight(self, texts: int) -> float:
+        has_labels = self.start is not None and keeps_last_layer(self.start.model, self.ordered.finetune)
+        return bag_weight(self.ordered, texts, has_labels=has_labels)
 
     def _texts(self) -> Iterator[Stage]:
         """The labelled text, then the bags of words that classifiers learn from, which depends on the number of texts:
@@ -183,8 +190,7 @@ class Pipeline:
             yield self.labelled
         if self.has_labels and self.labelled.record is not None:
             texts = int((PreparedText(self.labelled.folder).column("parts") == Part.TRAIN).sum())
-            has_labels = self.start is not None and keeps_last_layer(self.start.model, self.ordered.finetune)
-            is_taught = bag_weight(self.ordered, texts, has_labels=has_labels) > 0
+            is_taught = self._bag_weight(texts) > 0
             yield from [self.bag, self.bag_of_all_rows][: is_taught * (1 + self.recipe.finetune.all_rows)]
 
     # --- networks --------------------------------------------------------------------------------------------------

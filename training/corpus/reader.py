@@ -78,7 +78,8 @@ class PreparedText:
             made: the record of the folder; read from it by default.
             use: read only shards of this use, see `Shard`.
             source: read only shards of this source.
-            places: folders with further columns of all documents, or with others in place of the folder's own.
+            places: folders with further columns of all documents, or with others in place of the folder's own, or
+                with further shards.
 
         Raises:
             CorpusError: the folder is not prepared.
@@ -88,6 +89,9 @@ class PreparedText:
             raise CorpusError(f"{folder}: not prepared, or not completely; run prepare")
         self.folder, self._places = folder, (*places, folder)
         shards = [Shard(**values) for values in made["shards"]]
+        for place in places:
+            added = (read_json(place / DONE) or {}).get("shards", ())
+            shards += [Shard(**{**values, "name": str(place.absolute() / values["name"])}) for values in added]
         self.shards = [each for each in shards if use in ("", each.use) and source in ("", each.source)]
         self.first_documents = [0, *itertools.accumulate(shard.documents for shard in self.shards)]
         """(shards + 1,) first document of each shard, and the end of the last."""

@@ -48,6 +48,9 @@ from training.sources.split import hashes
 TOKENS, COLUMNS, TEXTS = "tokens.npy", "columns.npz", "texts.jsonl.gz"
 """Files of a shard."""
 
+SYNTHETIC = "synthetic"
+"""Use of the shards of `training.finetune.synthetic`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardInput:
@@ -90,7 +93,7 @@ class Shard(TextCounts):
     name: str
     use: str
     """Pretraining text: `train` or `heldout`. Labelled text: the list of the recipe that names the source, see
-    `training.corpus.parts`."""
+    `training.corpus.parts`, or `SYNTHETIC`."""
     source: str
     read: str
     text_crc32: int

@@ -142,7 +142,7 @@ def _classification(pipeline: Pipeline, classifier: Path, folder: Path, *, is_ow
     checkpoint = load_classifier(classifier, recipe.finetune.in_order_of(loaded.config.labels))
     labelled = pipeline.labelled if is_own else pipeline.labelled_for(checkpoint.tokenizer)
     labelled.ensure(DistContext())
-    bag = pipeline.bag_of(labelled)
+    bag = pipeline.bag if is_own else pipeline.bag_of(labelled)
     store = PreparedText(labelled.folder, places=[bag.folder])
     test = reported_texts(store, recipe.finetune)
     for source in recipe.finetune.tested:

@@ -15,6 +15,7 @@ from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.corpus.encode import NO_LABEL, ShardEncoder, target_rows
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText, TextWindow
+from training.corpus.shards import SYNTHETIC
 from training.examples.batches import (
     BatchShape,
     ClassificationBatch,
@@ -173,9 +174,17 @@ def is_unlabelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
     return found
 
 
-def trained_on(window: TextWindow, left_out: Fold | None = None, *, with_unlabelled: bool = True) -> Ints:
-    """Rows of the documents of a window with `Part.TRAIN`, without those of `left_out`."""
+def trained_on(
+    window: TextWindow, left_out: Fold | None = None, *, with_unlabelled: bool = True, pass_number: int = 0
+) -> Ints:
+    """Rows of the documents of a window with `Part.TRAIN`, without those of `left_out`. Of the copies of a synthetic
+    text, a pass has one in its turn."""
     kept = window.column("parts") == Part.TRAIN
+    ends = itertools.accumulate(shard.documents for shard in window.shards)
+    for shard, end in zip(window.shards, ends, strict=True):
+        if shard.use == SYNTHETIC:
+            copies = int(shard.source)
+            kept[end - shard.documents : end] &= np.arange(shard.documents) % copies == pass_number % copies
     if not with_unlabelled:
         kept &= ~is_unlabelled(window.column("labels"))
     if left_out is not None:
@@ -244,7 +253,7 @@ class LabelledStream:
 
     def _pass(self, pass_number: int) -> Iterator[LabelledWindow]:
         for number, window in enumerate(self.text.windows(self.seed, pass_number)):
-            kept = trained_on(window, self.left_out, with_unlabelled=self._with_unlabelled)
+            kept = trained_on(window, self.left_out, with_unlabelled=self._with_unlabelled, pass_number=pass_number)
             texts = labelled_window(window, kept, self.tokenizer, self.max_length, self.teacher_weight)
             lengths = document_lengths(window, self.max_length)
             yield LabelledWindow(texts, lengths, self.shape, (self.seed, pass_number, number))

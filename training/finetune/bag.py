@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 from sklearn.pipeline import FeatureUnion, make_pipeline, make_union
 from sklearn.svm import LinearSVC, LinearSVR
 
-from training.corpus.encode import target_rows
+from model.tokenizer import Tokenizer
+from training.corpus.encode import NO_LABEL, ShardEncoder, target_rows
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
+from training.corpus.shards import ShardInput, make_shard
+from training.finetune.synthetic import synthetic_texts
 from training.problems.base import Floats, Problem
 from training.problems.regression import Regression
 from training.problems.single_label import SingleLabel
@@ -55,19 +60,40 @@ SCALES = np.geomspace(0.1, 20, 60).tolist()
 logger = logging.getLogger(__name__)
 
 
-def write_bag(problem: Problem, store: PreparedText, folder: Path) -> None:
+def write_bag(problem: Problem, store: PreparedText, folder: Path, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Write the bag's scores of labelled text into its column `target_probs`, NaN for texts without a label or part.
+
+    Args:
+        tokenizer: if given, synthetic texts for a network with this tokenizer follow: their shards, and their rows in
+            the columns `target_probs` and `parts`.
+
+    Returns:
+        The records of the shards.
 
     Raises:
         MissingTextError: only token ids are in the store.
     """
-    parts, targets = store.column("parts"), target_rows(store.column("labels"), len(store.labels))
+    parts, labels = store.column("parts"), store.column("labels")
+    targets = target_rows(labels, len(store.labels))
     rows = ((parts != Part.LEFT_OUT) & ~np.isnan(targets[:, 0])).nonzero()[0]
-    texts = [document.text for document in store.read(rows)]
+    documents, groups, is_train = store.read(rows), store.column("groups")[rows], parts[rows] == Part.TRAIN
+    made: list[ShardInput] = []
+    if tokenizer:
+        read = [shard.read for shard in store.shards for _ in range(shard.documents)]
+        trained = is_train.nonzero()[0].tolist()
+        no_label = NO_LABEL if labels.ndim == 1 else (math.nan,) * labels.shape[1]
+        made += synthetic_texts([documents[i] for i in trained], [read[rows[i]] for i in trained], no_label)
+    texts = [document.text for document in itertools.chain(documents, *(each.documents for each in made))]
+    more = len(texts) - len(documents)
+    unknown = np.full((more, targets.shape[1]), np.nan, np.float32)
+    groups, is_train = (np.append(each, np.zeros(more, each.dtype)) for each in (groups, is_train))
+    found = bag_scores(texts, np.concatenate([targets[rows], unknown]), groups, is_train, problem)
     scores = np.full_like(targets, np.nan)
-    is_train = parts[rows] == Part.TRAIN
-    scores[rows] = bag_scores(texts, targets[rows], store.column("groups")[rows], is_train, problem)
-    np.save(folder / "target_probs.npy", scores)
+    scores[rows] = found[: len(rows)]
+    np.save(folder / "target_probs.npy", np.concatenate([scores, found[len(rows) :]]))
+    np.save(folder / "parts.npy", np.append(parts, np.full(more, Part.TRAIN, parts.dtype)))
+    encoder = tokenizer and ShardEncoder(tokenizer)
+    return {"shards": [asdict(make_shard(encoder, folder, each)) for each in made if encoder]}
 
 
 def bag_scores(

@@ -20,7 +20,7 @@ PLANNED = {"passes", "batch_tokens", "learning_rate", "embedding_factor", "bag_w
 class PlanPolicy:
     """Length and learning rate of the training of a classifier."""
 
-    tokens: int = 1_500_000
+    tokens: int = 2_000_000
     """Tokens of a run, within the bounds of the passes."""
     classifier_tokens: int = 250_000
     """Tokens of a run that starts from a classifier, which overfits sooner."""

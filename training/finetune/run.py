@@ -13,7 +13,7 @@ from training.corpus.inputs import reading_of
 from training.corpus.parts import ALL_ROWS, Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.examples.labelled import Fold, LabelledStream, LabelledTexts, pass_size
+from training.examples.labelled import Fold, LabelledStream, LabelledTexts, is_unlabelled, pass_size
 from training.finetune.calibration import calibrate, divide_logits
 from training.finetune.plan import PLANNED, planned, with_whole_micro_batches
 from training.finetune.selection import SeedResult, dev_figures
@@ -74,8 +74,7 @@ def finetune(
     check_start(recipe, start)
     store = PreparedText(labelled, places=[*filter(None, (soft_labels, first and labelled / ALL_ROWS))])
     dist.check_equal([store.tokenizer_hash, store.checksum])
-    is_student = bool(recipe.soft_labels and soft_labels)
-    recipe = _plan(recipe, start, store, first or folder, dist, with_unlabelled=is_student)
+    recipe = _plan(recipe, start, store, first or folder, dist, with_unlabelled=soft_labels is not None)
     dev, config = open_dev(start, store), recipe.finetune
     stream = LabelledStream(
         store,
@@ -104,7 +103,7 @@ def finetune(
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
         write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer)
     result = SeedResult(seed, **dev_figures(answers)) if answers else SeedResult(seed, None, None, None)
-    return {"result": asdict(result), "temperature": temperature, "texts": stream.documents}
+    return {"result": asdict(result), "temperature": temperature, "texts": pass_size(store, config.max_length)[0]}
 
 
 def check_start(recipe: Recipe, start: Checkpoint) -> None:
@@ -124,10 +123,11 @@ def _plan(
 ) -> Recipe:
     """The recipe with all settings of `[finetune]`: those with which the run in a folder began, or else those for the
     texts."""
+    texts, _ = pass_size(store, recipe.finetune.max_length)
     _, tokens = pass_size(store, recipe.finetune.max_length, with_unlabelled=with_unlabelled)
     recipe = planned(
         recipe,
-        int((store.column("parts") == Part.TRAIN).sum()),
+        texts,
         tokens,
         from_classifier=isinstance(start.model, BertForSequenceClassification),
         has_labels=keeps_last_layer(start.model, recipe.finetune),
@@ -138,6 +138,7 @@ def _plan(
 
 def _fitted_problem(recipe: Recipe, store: PreparedText) -> Problem:
     labels = store.column("labels")[store.column("parts") == Part.TRAIN]
+    labels = labels[~is_unlabelled(labels)]
     return problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
 
 
