@@ -181,7 +181,7 @@ def test_what_needs_no_tensors_loads_no_torch(module: str) -> None:
 
 def test_training_imports_no_package_that_a_machine_with_a_gpu_may_lack() -> None:
     loaded = loaded_by("import training.command")
-    assert not loaded & {"sklearn", "matplotlib", "datasets", "nltk", "pyarrow", "sentencex", "tensorboard"}
+    assert not loaded & {"sklearn", "matplotlib", "datasets", "nltk", "pyarrow", "sentencex"}
 
 
 # Opening a weights file, starting a thread or a process: what an import must not do.

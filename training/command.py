@@ -180,7 +180,6 @@ def _parser() -> argparse.ArgumentParser:
     recipe = argparse.ArgumentParser(add_help=False)
     recipe.add_argument("recipe", help="a TOML file, or the name of a recipe that ships")
     recipe.add_argument("--data", help="folder that relative source paths start from")
-    recipe.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard too")
     overrides = "Further arguments change keys of the recipe, such as pretrain.tokens=5000000."
     parsers = {
         name: commands.add_parser(name, help=summary, description=summary, parents=[recipe], epilog=overrides)
@@ -201,8 +200,7 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     if parsed.command == "classify":
         return _classify(parsed, overrides, arguments)
     places = [f"data={parsed.data}"] if parsed.data else []
-    boards = ["tensorboard=true"] if parsed.tensorboard else []
-    recipe = load_recipe(parsed.recipe, [*places, *boards, *overrides])
+    recipe = load_recipe(parsed.recipe, [*places, *overrides])
     options = {name: value for name, value in vars(parsed).items() if name in ("examples", "weights")}
     pipeline = Pipeline(recipe)
     finished = COMMANDS[parsed.command][0](pipeline, **options) is not False

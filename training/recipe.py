@@ -416,8 +416,6 @@ class Recipe(_Strict):
     """Keep hidden states between layers in 16 bits. Not tried on a GPU yet."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     """Minutes between checkpoints, and so of training that a kill loses at most."""
-    tensorboard: bool = False
-    """Write TensorBoard event files beside the logs."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
@@ -504,6 +502,7 @@ _GONE = {
     "pretrain.average_fraction": "no such key any more: delete it, because the learning rate falls to 0 at the end",
     "distill": "the table is called soft_labels",
     "finetune.epochs": "the key is called finetune.passes",
+    "tensorboard": "no such key any more: delete it, because log.jsonl has all figures",
     "pretrain.before_decay": "no such key any more: pretrain.start trains a network on (docs/training.md)",
 }
 """Tables and keys of earlier versions, and what to use instead."""

@@ -172,7 +172,7 @@ def container() -> dict[str, Any]:
 
 
 def _anything(arguments: list[str], _: dict[str, str]) -> None:
-    """Other people's programs, or those that another test runs: curl, torchrun, tensorboard."""
+    """Other people's programs, or those that another test runs: curl, torchrun."""
 
 
 _PROGRAMS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
@@ -191,6 +191,5 @@ _PROGRAMS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     "py-spy": _anything,
     "python": _python,
     "serve": _serve,
-    "tensorboard": _anything,
     "torchrun": _anything,
 }

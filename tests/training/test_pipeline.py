@@ -55,7 +55,7 @@ def of_size(recipe: Recipe, vocab_size: int) -> Recipe:
 @pytest.mark.parametrize(
     "override",
     [
-        *("name=other", "device=cuda", "tensorboard=true", "checkpoint_minutes=1", "cuda_graphs=true"),
+        *("name=other", "device=cuda", "checkpoint_minutes=1", "cuda_graphs=true"),
         *("description=words", "limits=['slow']", "export.folder=there", "micro_batch_tokens=128"),
         'corpus.sources=[{name="stories",path="stories.txt",note="public domain"}]',
         'finetune.train=[{name="reviews",path="reviews.jsonl",label="label",note="public domain"}]',

@@ -14,7 +14,7 @@ from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, sourc
 from training.runtime.files import read_json, write_json
 
 _TEMPLATE = Path(__file__).with_suffix(".md")
-_LOCAL_KEYS = {"data", "run", "device", "export", "tensorboard", "loaded", "overrides"}
+_LOCAL_KEYS = {"data", "run", "device", "export", "loaded", "overrides"}
 """Keys that depend on the machine of a run, or that all other keys replace."""
 _NETWORKS = ("start", "pretrained", "teacher")
 """Keys of paths in the folders of runs."""

@@ -209,7 +209,6 @@ def _trainer(
         warmup_fraction=WARMUP_FRACTION,
         seed=stream.seed,
         checkpoint_minutes=recipe.checkpoint_minutes,
-        tensorboard=recipe.tensorboard,
         max_evaluations=EVALUATIONS,
         tokens_per_evaluation=max(1, 3 * dev_tokens) if config.minutes else 1,
         minutes=config.minutes,

@@ -7,26 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.errors import RunError
 from training.loop.checkpoint import TrainState
 
 
 class RunLog:
-    """`log.jsonl` of a run, kept over resumes. On request, TensorBoard event files in `tensorboard/` beside it.
+    """`log.jsonl` of a run, kept over resumes."""
 
-    Raises:
-        RunError: TensorBoard is requested, and is not installed.
-    """
-
-    def __init__(self, file: Path, *, tensorboard: bool = False) -> None:
+    def __init__(self, file: Path) -> None:
         self.file = file
-        self._board: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise RunError("tensorboard is not installed: pip install tensorboard") from error
-            self._board = SummaryWriter(file.with_name("tensorboard"))
 
     def write(self, event: str, state: TrainState, figures: Mapping[str, Any]) -> None:
         """Append a line."""
@@ -38,11 +26,6 @@ class RunLog:
         except OSError as error:
             error.filename = str(self.file)  # the error of a full disk names no file
             raise
-        if self._board is not None:
-            for name, value in flatten(figures, "/").items():
-                add = self._board.add_text if isinstance(value, str) else self._board.add_scalar
-                add(f"{event}/{name}", value, state.step)
-            self._board.flush()
 
     def rewind(self, step: int) -> None:
         """Remove incomplete lines and those after `step`, because a run that resumes there writes them again."""
@@ -80,7 +63,7 @@ def time_left(seconds: float) -> str:
     return f"{int(whole) // 60}:{int(whole) % 60:02d} {unit}"
 
 
-def flatten(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested mappings as one, with joined keys.
 
     >>> flatten({"seed": 1, "pretrain": {"dropout": 0.1, "examples": {"short_length": 128}}})
@@ -89,7 +72,7 @@ def flatten(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            flat |= {name + separator + key: inner for key, inner in flatten(value, separator).items()}
+            flat |= {f"{name}.{key}": inner for key, inner in flatten(value).items()}
         else:
             flat[name] = value
     return flat

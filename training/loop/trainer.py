@@ -84,7 +84,6 @@ class TrainConfig:
     """Learning rate of the embeddings, relative to that of the other weights."""
     seed: int = 1
     checkpoint_minutes: float = 5.0
-    tensorboard: bool = False
     max_evaluations: int = 1
     """Number of evaluations, evenly spaced over the budget; less if it has not `tokens_per_evaluation` for each."""
     tokens_per_evaluation: int = 1
@@ -136,7 +135,7 @@ class Trainer:
         self.device = next(loss.model.parameters()).device
         self.optimizer = make_optimizer(loss.model, config.learning_rate, config.embedding_factor)
         self.checkpointer = Checkpointer(folder, {"model": loss.model, "optimizer": self.optimizer}, dist)
-        self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
+        self.log = RunLog(folder / "log.jsonl")
         resumed = self.checkpointer.resume()
         # A log without a checkpoint belongs to a run that was killed before its first checkpoint.
         if dist.is_main and (resumed or self.log.file.is_file()):

@@ -109,7 +109,6 @@ def _trainer(
             decay_fraction=config.decay_fraction,
             seed=recipe.seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
-            tensorboard=recipe.tensorboard,
             max_evaluations=MAX_EVALUATIONS,
             tokens_per_evaluation=TOKENS_PER_EVALUATION,
             minutes=config.minutes,

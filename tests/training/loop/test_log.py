@@ -1,20 +1,11 @@
-"""The log of a run, over resumes, and its event files for TensorBoard."""
+"""The log of a run, over resumes."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
-
-from tests.training.conftest import MakeRecipe
-from tests.training.stages import made
-from training.errors import RunError
 from training.loop.checkpoint import TrainState
 from training.loop.log import RunLog, flatten
-
-PROTOBUF = "ignore::DeprecationWarning"
-"""Protobuf's and tensorboard's own."""
 
 
 def test_run_log_lines_are_read_back(tmp_path: Path) -> None:
@@ -42,32 +33,3 @@ def test_run_log_rewind_drops_later_and_incomplete_lines(tmp_path: Path) -> None
 def test_flatten_joins_nested_keys() -> None:
     flat = flatten({"seed": 1, "pretrain": {"batch_tokens": 2, "examples": {"short_length": 8}}})
     assert flat == {"seed": 1, "pretrain.batch_tokens": 2, "pretrain.examples.short_length": 8}
-
-
-def test_run_log_without_tensorboard_installed_names_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
-    with pytest.raises(RunError, match="pip install tensorboard"):
-        RunLog(tmp_path / "log.jsonl", tensorboard=True)
-
-
-@pytest.mark.filterwarnings(PROTOBUF)
-def test_run_log_with_tensorboard_writes_the_figures_of_a_run(make_recipe: MakeRecipe) -> None:
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    recipe = make_recipe("tensorboard=true", "pretrain.tokens=2000")
-    assert made(recipe, "pretrain")
-    read = accumulators.EventAccumulator(str(recipe.folder / "pretrain" / "tensorboard")).Reload()
-    tags = read.Tags()
-    assert {"train/loss", "train/matmul_utilisation", "evaluation/stories/mlm_loss"} <= set(tags["scalars"])
-
-
-@pytest.mark.filterwarnings(PROTOBUF)
-def test_run_log_with_tensorboard_does_not_change_the_weights(make_recipe_in: MakeRecipe, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    files = []
-    for flag in ("true", "false"):
-        recipe = make_recipe_in(tmp_path / flag, f"tensorboard={flag}", "pretrain.tokens=2000")
-        assert made(recipe, "pretrain")
-        files.append((recipe.folder / "pretrained" / "model.safetensors").read_bytes())
-    assert files[0] == files[1]
