@@ -82,12 +82,14 @@ class SourceConfig(_Strict):
     there."""
     split: str = "train"
     """Split of the hub data set."""
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "document", "wikitext", "fasttext"] = "auto"
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "document", "fasttext"] = "auto"
     """`auto`: by the suffix and first bytes of each file; in a directory, only files of known suffixes. A text per row:
     `csv` (.csv), `tsv` (.tsv, .tab), `jsonl` (.jsonl, .ndjson, .json), `parquet` (.parquet, .pq). `text` (.txt, .text,
-    .md, .markdown): without a label, a blank line ends a document. `document`: a file is a document. `wikitext`:
-    lines like ` = Title = ` begin a document. `fasttext`: one text per line, after its label
-    (`__label__2 Great film`)."""
+    .md, .markdown): without a label, a blank line ends a document. `document`: a file is a document. `fasttext`: one
+    text per line, after its label (`__label__2 Great film`)."""
+    boundary: re.Pattern[str] | None = None
+    """Regular expression of lines between documents without a label, such as `"<.endoftext.>"`, `"</?doc.*>"` or
+    `"= [^=].* ="`, which is a title of WikiText. Then no blank line and no row ends a document."""
     table: Dialect = Dialect()
     """How CSV and TSV files are written, if not detected: `header` (true, false, or the columns' names), `delimiter`,
     `quote`, `escape`; `encoding` of any text that is not UTF-8."""

@@ -44,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", metavar="FOLDER", required=True, help="folder for the model, the report and the recipe")
     add("--test", metavar="TABLE", help="table with the same columns for the report [a part of TABLE]")
     add("--minutes", type=float, metavar="N", help="minutes for the whole command, about [by the number of texts]")
-    formats = ["auto", *(form for form in FORMATS if form != "wikitext")]
-    add("--format", choices=formats, default="auto", help="format of the table [by its name and first bytes]")
+    add(
+        "--format", choices=["auto", *FORMATS], default="auto", help="format of the table [by its name and first bytes]"
+    )
     add("--delimiter", metavar="CHARACTER", help="character between cells [detected]")
     add("--no-header", action="store_true", help="the first row is data: columns have numbers")
     add("--quote", metavar="CHARACTER", help='quotation mark around cells; "" for none ["]')

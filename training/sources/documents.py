@@ -26,7 +26,6 @@ from training.sources.plain_text import (
     tidy,
     unwrapped,
     whole_texts,
-    wikitext_texts,
 )
 from training.sources.tables import (
     Row,
@@ -149,7 +148,7 @@ class _SourceReader:
                 return
             place = hub_place(self._source)
             rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(hub_rows(self._source), 1))
-            yield from self._limited(self._of_rows(rows, place, self._source.format), place)
+            yield from self._limited(self._of_rows(rows, place), place)
         except TableError as error:
             said = in_recipe(str(error))
             raise SourceError(f"{said}{self._remedy * ('no column' in said)}") from error
@@ -181,7 +180,7 @@ class _SourceReader:
         file = Path(table.name)
         form = form_of(file, self._source)
         if table.format != "lines":
-            return self._of_rows(read_rows(table, self._source), table.name, form)
+            return self._of_rows(read_rows(table, self._source), table.name)
         if {self._source.group, self._source.by} - {None, CONTAINING}:
             raise SourceError(f"{file}: has no column for group or by; leave them out, or write the texts as CSV")
         numbered = numbered_lines(table)
@@ -190,27 +189,26 @@ class _SourceReader:
         if self._source.format == "auto":
             numbered = check_unlabelled(numbered, table.name)
         lines = (line for _, line in numbered)
-        if form == "wikitext":
-            return _of_texts(wikitext_texts(lines), table.name)
         if self._source.label == "folder":
-            return self._of_whole(lines, file, file.parent.name)
-        if self._source.label is None and form == "document":
-            return self._of_whole(lines, file)
+            return self._of_whole(lines, table.name, file.parent.name)
+        if self._source.label is None and (form == "document" or self._source.boundary):
+            return self._of_whole(lines, table.name)
         if self._source.label is None:
-            return _of_texts(plain_texts(lines, " " if self._is_wrapped else "\n"), table.name)
+            texts = plain_texts(lines, " " if self._is_wrapped else "\n")
+            return (Document((text,), place=table.name) for text in texts)
         raise SourceError(
             f"{file}: plain text has no column for the label; if each file is one text and its folder names the "
             "label, set the source's `label` to \"folder\"; if its labels are fastText's, set `format` to "
             '"fasttext"; else write the texts as CSV or JSONL'
         )
 
-    def _of_whole(self, lines: Iterable[str], file: Path, label: str | None = None) -> Iterator[Document]:
+    def _of_whole(self, lines: Iterable[str], place: str, label: str | None = None) -> Iterator[Document]:
         self._rows += 1
         text = ""
-        for text in filter(None, map(self._tidy, whole_texts(lines))):
-            yield Document((text,), label, place=str(file))
+        for text in filter(None, map(self._tidy, whole_texts(lines, self._source.boundary))):
+            yield Document((text,), label, place=place)
         if not text:
-            self._skip(str(file))
+            self._skip(place)
 
     def _of_fasttext(self, numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Document]:
         for number, line in numbered:
@@ -225,11 +223,11 @@ class _SourceReader:
 
     # --- rows ------------------------------------------------------------------------------------------------
 
-    def _of_rows(self, rows: Iterable[Row], place: str, form: str | None) -> Iterator[Document]:
+    def _of_rows(self, rows: Iterable[Row], place: str) -> Iterator[Document]:
         seen = map(self._seen, rows)
-        if form == "wikitext":
-            lines = (text_value(cells.get(self._source.text[0])) or "" for _, cells in seen)
-            return _of_texts(wikitext_texts(itertools.chain.from_iterable(map(str.splitlines, lines))), place)
+        if self._source.boundary:
+            texts = (text_value(cells.get(self._source.text[0])) or "" for _, cells in seen)
+            return self._of_whole((line for text in texts for line in text.splitlines() or [""]), place)
         return filter(None, map(self._document, seen))
 
     def _seen(self, row: Row) -> Row:
@@ -286,7 +284,3 @@ class _SourceReader:
     def _skip(self, place: str) -> None:
         self._skipped += 1
         self._first_skipped = self._first_skipped or place
-
-
-def _of_texts(texts: Iterable[str], place: str) -> Iterator[Document]:
-    return (Document((text,), place=place) for text in texts)

@@ -14,7 +14,7 @@ from training.errors import MissingTextError, SourceError
 from training.recipe import SourceConfig
 from training.sources.tables import log_once
 
-FORMATS = ("csv", "document", "fasttext", "jsonl", "parquet", "text", "tsv", "wikitext")
+FORMATS = ("csv", "document", "fasttext", "jsonl", "parquet", "text", "tsv")
 TABLES = ("csv", "jsonl", "parquet", "tsv")
 """Formats with columns."""
 
@@ -128,7 +128,7 @@ def form_of(file: Path, source: SourceConfig) -> str | None:
 
 def format_of_file(file: File, source: SourceConfig) -> str:
     """The format in which `bert_tables` reads a file, if its first bytes are not those of Parquet: one of `TABLES`, or
-    `lines`. WikiText comes as text and, from the hub, as Parquet.
+    `lines`.
 
     Raises:
         SourceError: the format follows neither from the recipe, nor from the suffix, nor from the first bytes.
@@ -140,8 +140,7 @@ def format_of_file(file: File, source: SourceConfig) -> str:
         file.check_kind(markup=True)  # an Excel workbook is better saved as CSV than renamed
         known = ", ".join(FORMATS)
         raise SourceError(f"{file.name}: unknown suffix; rename it, or set the source's `format` to one of {known}")
-    table = _format_of_suffix(path) if form == "wikitext" else form
-    return table if table in TABLES else "lines"
+    return form if form in TABLES else "lines"
 
 
 def _is_table(file: Path, source: SourceConfig) -> bool:

@@ -1,4 +1,4 @@
-"""Splits lines of running text into texts: plain text, WikiText, fastText."""
+"""Splits lines of running text into texts: plain text, fastText."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ MAX_CHARACTERS = 4_000_000
 
 _BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_HEADING = re.compile(r"\s*(=(?: ?=)*) (.*\S) (=(?: ?=)*)\s*")
 _LABEL = re.compile(rf"(?<!\S){FASTTEXT_LABEL}(\S+)\s*")
 _NEWLINE = re.compile(r"[ \t]*\n[ \t]*")
 _BLANK_LINE = re.compile(r"[ \t]*\n\s*\n[ \t]*")
-_JOINER = re.compile(r" @([-.,])@ ")
 
 
 def numbered_lines(table: Table) -> Iterator[tuple[int, str]]:
@@ -45,14 +43,13 @@ def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:
     return _joined((clean(line) or None for line in lines), separator)
 
 
-def whole_texts(lines: Iterable[str]) -> Iterator[str]:
-    """All lines as one text, unchanged; as several texts if there are very many."""
-    return _joined(lines)
+def whole_texts(lines: Iterable[str], boundary: re.Pattern[str] | None = None) -> Iterator[str]:
+    """The lines between those that match a boundary as one text, unchanged; as several texts if there are very many.
 
-
-def wikitext_texts(lines: Iterable[str]) -> Iterator[str]:
-    """The articles of WikiText, each of which begins with a line like ` = Title = `. Headings are left out."""
-    return _joined(_wikitext_paragraphs(lines))
+    >>> list(whole_texts(["a", "", "b", " <end> ", "c"], re.compile("<end>")))
+    ['a\\n\\nb', 'c']
+    """
+    return _joined(None if boundary and boundary.fullmatch(line.strip()) else line for line in lines)
 
 
 def fasttext_line(line: str) -> tuple[list[str], str]:
@@ -86,17 +83,6 @@ def tidy(text: str) -> str:
 def unwrapped(text: str) -> str:
     """The text with a line for each paragraph: blank lines end one, other newlines become spaces."""
     return "\n".join(_NEWLINE.sub(" ", paragraph) for paragraph in _BLANK_LINE.split(text))
-
-
-def _wikitext_paragraphs(lines: Iterable[str]) -> Iterator[str | None]:
-    """Lines of text, and None where a heading of level 1 begins an article."""
-    for line in lines:
-        heading = _HEADING.fullmatch(line)
-        if heading is None:
-            if paragraph := clean(line):
-                yield _JOINER.sub(r"\1", paragraph).replace("<unk>", "[UNK]")
-        elif heading[1] == heading[3] == "=":
-            yield None
 
 
 def _joined(paragraphs: Iterable[str | None], separator: str = "\n") -> Iterator[str]:

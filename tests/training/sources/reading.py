@@ -48,14 +48,12 @@ def texts(root: Path, path: str, **settings: Any) -> list[str]:
 WIKITEXT = """
  = Valkyria Chronicles =
 
- A game of 1 @,@ 000 <unk> .
- It is role @-@ playing .
+ A game .
 
  = = Gameplay = =
-
  Players move .
 
  = Plain maple =
- = = = Deep = = =
  A tree .
 """
+TITLE, ARTICLES = "= [^=].* =", ["A game .\n\n = = Gameplay = =\n Players move .", "A tree ."]

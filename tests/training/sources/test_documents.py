@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.sources.reading import ROWS, TEXTS, WIKITEXT, jsonl, read, table, texts, write
+from tests.training.sources.reading import ARTICLES, ROWS, TEXTS, TITLE, WIKITEXT, jsonl, read, table, texts, write
 from training.errors import SourceError
 from training.recipe import SourceConfig, source_name
 from training.sources.documents import FIRST_ROWS, documents
@@ -397,7 +397,7 @@ def test_fasttext_lines_with_several_labels_have_them_all(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["train-0.parquet", "train", "train.jsonl", "train.txt", "train.txt.gz"])
-def test_wikitext_lines_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> None:
+def test_lines_between_boundaries_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> None:
     lines = WIKITEXT.splitlines(keepends=True)
     file = tmp_path / "wikitext" / name
     if name in ("train-0.parquet", "train"):
@@ -407,8 +407,7 @@ def test_wikitext_lines_are_read_from_every_kind_of_file(tmp_path: Path, name: s
     else:
         content = jsonl([{"text": line} for line in lines]) if name.endswith("jsonl") else WIKITEXT
         write(file, gzip.compress(content.encode()) if name.endswith("gz") else content)
-    articles = ["A game of 1,000 [UNK] .\nIt is role-playing .\nPlayers move .", "A tree ."]
-    assert texts(tmp_path, "wikitext/train*", format="wikitext") == articles
+    assert texts(tmp_path, "wikitext/train*", boundary=TITLE) == ARTICLES
 
 
 def test_parquet_is_known_by_its_first_bytes(tmp_path: Path) -> None:
@@ -547,7 +546,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         (
             "a.docx",
             "x",
-            r"a\.docx: unknown suffix; .* one of csv, document, fasttext, jsonl, parquet, text, tsv, wikitext",
+            r"a\.docx: unknown suffix; .* one of csv, document, fasttext, jsonl, parquet, text, tsv",
         ),
     ],
 )

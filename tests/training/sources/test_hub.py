@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.sources.reading import WIKITEXT
+from tests.training.sources.reading import ARTICLES, TITLE, WIKITEXT
 from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.sources.documents import Document, documents
@@ -78,9 +78,9 @@ def test_hub_rows_without_a_limit_are_downloaded_once_by_the_library(use_hub: Us
     assert hub.streaming is False
 
 
-def test_hub_wikitext_is_a_line_per_row(use_hub: UseHub) -> None:
+def test_hub_rows_may_be_lines_of_documents(use_hub: UseHub) -> None:
     use_hub([{"text": line} for line in WIKITEXT.splitlines(keepends=True)])
-    assert [document.text.split()[0] for document in read(format="wikitext")] == ["A", "A"]
+    assert [document.text for document in read(boundary=TITLE)] == ARTICLES
 
 
 # --- errors

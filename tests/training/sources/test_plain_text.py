@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.sources.reading import WIKITEXT, texts, write
+from tests.training.sources.reading import texts, write
 from training.sources import plain_text
-from training.sources.plain_text import fasttext_line, plain_texts, wikitext_texts
+from training.sources.plain_text import fasttext_line, plain_texts
 
 
 def test_a_blank_line_ends_a_document_of_plain_text(tmp_path: Path) -> None:
@@ -37,20 +37,22 @@ def test_plain_text_without_an_end_is_cut_to_bound_memory(tmp_path: Path, monkey
     assert [len(text) for text in texts(tmp_path, "document.txt", format="document")] == [64, 64, 64, 20]
 
 
-@pytest.mark.parametrize("name", ["wiki.train.tokens", "a.txt"])
-def test_level_one_headings_delimit_articles_of_wikitext(tmp_path: Path, name: str) -> None:
-    write(tmp_path / name, WIKITEXT)
-    articles = ["A game of 1,000 [UNK] .\nIt is role-playing .\nPlayers move .", "A tree ."]
-    assert texts(tmp_path, name, format="wikitext") == articles
+@pytest.mark.parametrize(
+    ("boundary", "content"),
+    [
+        ("<[|]endoftext[|]>", "A b.\n\nC.\n<|endoftext|>\nD.\n"),
+        ("</?doc.*>", '<doc id="1" title="A">\nA b.\n\nC.\n</doc>\n<doc id="2">\nD.\n</doc>\n'),
+    ],
+)
+def test_boundary_lines_separate_documents_which_have_blank_lines(tmp_path: Path, boundary: str, content: str) -> None:
+    write(tmp_path / "a.txt", content)
+    assert texts(tmp_path, "a.txt", boundary=boundary) == ["A b.\n\nC.", "D."]
+    assert texts(tmp_path, "a.txt", boundary=boundary, lines="wrapped") == ["A b.\nC.", "D."]
 
 
 def test_plain_texts_are_separated_by_blank_lines() -> None:
     assert list(plain_texts(["a\n", "b\n", " \n", "\n", "c"], " ")) == ["a b", "c"]
     assert list(plain_texts([])) == []
-
-
-def test_wikitext_texts_begin_at_headings_of_level_one() -> None:
-    assert list(wikitext_texts([" = A = \n", "a\n", " = = B = = \n", "b\n", "= C =\n", "c"])) == ["a\nb", "c"]
 
 
 @pytest.mark.parametrize(
