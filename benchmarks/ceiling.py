@@ -22,6 +22,7 @@ from app.inference.contract import BackendConfig, Head, Part, Query
 from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend
 from benchmarks import texts
+from benchmarks.flops import encoder_flops, matmul_peak
 from model import (
     BertConfig,
     BertForPreTraining,
@@ -33,8 +34,7 @@ from model import (
     save_checkpoint,
 )
 from model.inference.cuda_graphs import GraphedEncoder
-from training.loop.flops import encoder_flops
-from training.runtime.device import matmul_peak, synchronize
+from training.runtime.device import synchronize
 
 
 def backend_of(preset: str, device: str, dtype: str, folder: Path) -> TorchBackend:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks.flops import matmul_peak, pretraining_flops
 from model.config import BertConfig
 from model.errors import BertError
 from model.heads import BertForPreTraining
@@ -29,7 +30,6 @@ from training.errors import RunError
 from training.examples.batches import BatchShape, PretrainingBatch, batch_bounds, collate_pretraining
 from training.examples.masking import Examples, Vocabulary, mask
 from training.examples.pairs import IGNORE_INDEX, LABELS, Ints, PairKind, Pairs, sample_pairs
-from training.loop.flops import pretraining_flops
 from training.loop.optimizer import make_optimizer, update_weights
 from training.pretrain.task import PretrainingLoss
 from training.recipe import BUCKET_TOKENS, NUM_SPECIAL_TOKENS, ExamplesConfig
@@ -38,7 +38,6 @@ from training.runtime.device import (
     choose_device,
     choose_precision,
     configure_process,
-    matmul_peak,
     maybe_compile,
     synchronize,
 )

@@ -9,7 +9,6 @@ from model.checkpoint import Model
 from model.heads import BertForSequenceClassification, Pooler
 from training.examples.batches import ClassificationBatch
 from training.examples.labelled import TRUNCATION
-from training.loop.flops import classification_flops
 from training.loop.trainer import TrainingLoss
 from training.problems.base import Problem
 from training.recipe import SINGLE_LABEL, FinetuneConfig
@@ -73,7 +72,3 @@ class ClassificationLoss(TrainingLoss):
         is_text = ~batch.targets[:, 0].isnan()
         total = (self.problem.losses(logits, batch.targets.nan_to_num()) * is_text).sum()
         return total / self.texts_per_batch, torch.stack([total, is_text.sum().float()]).detach()[None]
-
-    def flops(self, batch: ClassificationBatch) -> int:
-        """Count the operations of a classifier's batch."""
-        return classification_flops(self.model.config, batch.packed)

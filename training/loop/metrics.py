@@ -23,14 +23,12 @@ class MetricWindow:
     """Metrics of the steps since the last line of the log. Means leave out steps that were skipped, because their
     gradient was not finite.
 
-    They are losses in nats, a gradient norm without a unit, and tokens per second over all ranks. Two are of this rank:
-    the share of time in which it waited for batches (on a CPU, made them), and FLOP/s as a share of its peak.
+    They are losses in nats, a gradient norm without a unit, and tokens per second over all ranks. One is of this rank:
+    the share of time in which it waited for batches (on a CPU, made them).
     """
 
-    def __init__(self, names: Sequence[str], state: TrainState, peak_flops: float | None = None) -> None:
+    def __init__(self, names: Sequence[str], state: TrainState) -> None:
         self.names = names
-        self.peak_flops = peak_flops
-        self.flops = 0
         self.waited = 0.0
         self.learning_rate = 0.0
         self._tokens, self._seconds = state.tokens, state.seconds
@@ -38,16 +36,14 @@ class MetricWindow:
         self._norms: list[Tensor] = []
         self._counted = self._skipped = 0
 
-    def add(self, metrics: Tensor, norm: Tensor, flops: int, learning_rate: float, waited: float) -> None:
+    def add(self, metrics: Tensor, norm: Tensor, learning_rate: float, waited: float) -> None:
         """Add one step.
 
         Args:
             metrics: (names, 2) sum and count of each metric.
             norm: () norm of the gradient.
-            flops: operations of the forward and backward passes of this rank.
             waited: seconds of waiting for its batches.
         """
-        self.flops += flops
         self.waited += waited
         self.learning_rate = learning_rate
         self._metrics.append(metrics.where(norm.isfinite(), 0.0))
@@ -96,6 +92,4 @@ class MetricWindow:
         figures["learning_rate"] = self.learning_rate
         figures["tokens_per_second"] = (state.tokens - self._tokens) / seconds
         figures["batch_wait"] = self.waited / seconds
-        if self.peak_flops:
-            figures["matmul_utilisation"] = self.flops / seconds / self.peak_flops
         return figures

@@ -28,7 +28,7 @@ from training.loop.log import RunLog, line_of, time_left
 from training.loop.metrics import MetricWindow
 from training.loop.optimizer import make_optimizer, update_weights
 from training.loop.schedule import rate_factor
-from training.runtime.device import autocast, choose_precision, machine_description, matmul_peak, synchronize
+from training.runtime.device import autocast, choose_precision, machine_description, synchronize
 from training.runtime.distributed import DistContext
 from training.runtime.signals import stop_signals
 
@@ -58,10 +58,6 @@ class TrainingLoss(nn.Module):
     """Its weights are trained and saved."""
     metric_names: tuple[str, ...]
     """Names of the metrics; the first is the loss."""
-
-    def flops(self, batch: Any) -> int:
-        """Floating-point operations of the forward and backward pass over a micro-batch on the host."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +172,7 @@ class Trainer:
         """Train. False if a signal stopped the run early. Its state is saved in both cases, unless a budget in minutes
         is not yet converted: then the run starts again, so that its first steps are timed whole."""
         if not self.is_finished:
-            self._measure_machine()
+            self._describe_machine()
             with stop_signals(self._stop):
                 self._train()
         if self._stop_signal:
@@ -222,19 +218,18 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         own = config.micro_batches // self.dist.world_size
-        metrics, flops, waited = torch.zeros(len(self.loss.metric_names), 2, device=self.device), 0, 0.0
+        metrics, waited = torch.zeros(len(self.loss.metric_names), 2, device=self.device), 0.0
         for i in range(own):
             began = time.perf_counter()
             batch = next(batches)
             waited += time.perf_counter() - began
-            flops += self.loss.flops(batch)
             torch.manual_seed(self._dropout_seed(i))
             with self._no_sync() if i < own - 1 else nullcontext():
                 metrics += self._backward(batch.to(self.device), own)
         norm = update_weights(self.loss.model, self.optimizer)
         state.step += 1
         state.tokens += config.batch_tokens
-        self._window.add(metrics, norm, flops, rate, waited)
+        self._window.add(metrics, norm, rate, waited)
 
     def _dropout_seed(self, i: int) -> int:
         """Seed for this rank's micro-batch `i` of the step. It depends on the micro-batch's number in the run, so
@@ -315,7 +310,7 @@ class Trainer:
         """Write figures to the log. Yields lines for the console: the figures only on request."""
         window = self._window
         figures = window.summary(self.state, self.dist.all_reduce_scalars(window.sums()))
-        self._window = MetricWindow(window.names, self.state, window.peak_flops)
+        self._window = MetricWindow(window.names, self.state)
         if self.dist.is_main:
             self.log.write("train", self.state, figures)
             if show:
@@ -342,13 +337,11 @@ class Trainer:
             self.log.write("evaluation", self.state, figures)
             yield line_of("evaluation", self._progress(), figures)
 
-    def _measure_machine(self) -> None:
-        precision = choose_precision(self.device)
-        self._window.peak_flops = matmul_peak(self.device, precision)
+    def _describe_machine(self) -> None:
         if self.dist.is_main:
             self.log.write("machine", self.state, {"machine": machine_description(self.device)})
             parameters = sum(p.numel() for p in self.loss.model.parameters())
-            logger.info(f"{parameters:,} parameters, {precision}")
+            logger.info(f"{parameters:,} parameters, {choose_precision(self.device)}")
 
     def _synchronize(self) -> None:
         """Wait for the GPU, which is some steps behind. The wait is training time."""

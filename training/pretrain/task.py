@@ -9,7 +9,6 @@ from torch import Tensor
 from model.heads import BertForPreTraining
 from training.examples.batches import PretrainingBatch
 from training.examples.pairs import IGNORE_INDEX
-from training.loop.flops import pretraining_flops
 from training.loop.trainer import TrainingLoss
 
 
@@ -35,10 +34,6 @@ class PretrainingLoss(TrainingLoss):
         loss = mlm / masked.clamp(min=1) + nsp / labelled.clamp(min=1)
         one = torch.ones_like(loss)
         return loss, torch.stack([loss, one, mlm, masked, nsp, labelled]).detach().view(3, 2)
-
-    def flops(self, batch: PretrainingBatch) -> int:
-        """Count the operations of a pretraining batch."""
-        return pretraining_flops(self.model.config, batch.packed, batch.shape.masked)
 
 
 def _sum_and_count(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

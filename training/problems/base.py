@@ -57,20 +57,16 @@ class Problem(ABC):
         Args:
             labels: column of the texts to train on; see `training.corpus.encode.label_column`.
         """
-        del labels
         return self
 
     def fold(self, model: BertForSequenceClassification) -> None:
         """Write the values of `fitted` into the last layer, so that the model's own scores are right."""
-        del model
 
     def unfold(self, model: BertForSequenceClassification) -> None:
         """Undo `fold`, for a classifier that is trained further."""
-        del model
 
     def tuned(self, scores: Tensor, targets: Tensor) -> Self:
         """The problem with the thresholds that fit the scores of dev texts best."""
-        del scores, targets
         return self
 
     @abstractmethod
@@ -108,17 +104,14 @@ class Problem(ABC):
 
     def decisions(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
         """(decisions,) confidence of each decision, and whether it is right; None for a regression."""
-        del scores, targets
         return None
 
     def confusion(self, scores: Tensor, targets: Tensor) -> list[list[int]] | None:
         """Texts by true label (rows) and answer (columns); None if an answer is not one label."""
-        del scores, targets
         return None
 
     def label_figures(self, scores: Tensor, targets: Tensor) -> dict[str, LabelFigures[Estimate]]:
         """Figures of each label; none without labels."""
-        del scores, targets
         return {}
 
 

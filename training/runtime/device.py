@@ -1,10 +1,8 @@
-"""The device of a run: choice, precision, speed and memory."""
+"""The device of a run: choice, precision and memory."""
 
 from __future__ import annotations
 
-import math
 import platform
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,23 +87,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0.2) -> float:
-    """FLOP/s of a large square matrix product on this device now. Training steps are reported as a share of it."""
-    size = 8192 if device.type == "cuda" else 1024
-    generator = torch.Generator(device).manual_seed(0)
-    matrix = torch.randn(size, size, generator=generator, device=device, dtype=precision)  # zeros would be faster
-    matrix @ matrix  # the first call loads the kernel
-    synchronize(device)
-    best, ends = math.inf, time.perf_counter() + seconds
-    while time.perf_counter() < ends or best == math.inf:
-        began = time.perf_counter()
-        for _ in range(4):
-            matrix @ matrix
-        synchronize(device)
-        best = min(best, time.perf_counter() - began)
-    return 4 * 2 * size**3 / best
 
 
 def synchronize(device: torch.device) -> None:

@@ -11,10 +11,10 @@ from training.loop.metrics import MetricWindow
 
 
 def test_metric_window_summary_has_means_and_speed() -> None:
-    window = MetricWindow(("loss", "accuracy"), TrainState(tokens=100, seconds=1.0), peak_flops=1000.0)
+    window = MetricWindow(("loss", "accuracy"), TrainState(tokens=100, seconds=1.0))
     for loss, norm in ((2.0, 3.0), (6.0, 5.0)):
         sums = torch.tensor([[loss, 2.0], [1.0, 4.0]])
-        window.add(sums, torch.tensor(norm), flops=500, learning_rate=0.1, waited=0.25)
+        window.add(sums, torch.tensor(norm), learning_rate=0.1, waited=0.25)
     assert window.summary(TrainState(tokens=300, seconds=3.0), window.sums()) == {
         "loss": 2.0,
         "accuracy": 0.25,
@@ -22,19 +22,12 @@ def test_metric_window_summary_has_means_and_speed() -> None:
         "learning_rate": 0.1,
         "tokens_per_second": 100.0,
         "batch_wait": 0.25,
-        "matmul_utilisation": 0.5,
     }
-
-
-def test_metric_window_without_a_peak_reports_no_utilisation() -> None:
-    window = MetricWindow(("loss",), TrainState())
-    window.add(torch.ones(1, 2), torch.tensor(1.0), flops=500, learning_rate=0.1, waited=0.0)
-    assert "matmul_utilisation" not in window.summary(TrainState(tokens=1, seconds=1), window.sums())
 
 
 def test_metric_window_leaves_out_a_metric_of_no_label() -> None:
     window = MetricWindow(("mlm_loss", "nsp_loss"), TrainState())
-    window.add(torch.tensor([[6.0, 2.0], [0.0, 0.0]]), torch.tensor(1.0), flops=0, learning_rate=0.1, waited=0.0)
+    window.add(torch.tensor([[6.0, 2.0], [0.0, 0.0]]), torch.tensor(1.0), learning_rate=0.1, waited=0.0)
     figures = window.summary(TrainState(), window.sums())
     assert figures["mlm_loss"] == 3
     assert "nsp_loss" not in figures, "0 would look like a loss that is as low as can be"
@@ -48,7 +41,7 @@ def test_metric_window_leaves_out_skipped_steps_and_allows_three_in_a_row(norm: 
     def add(*norms: float) -> None:
         for value in norms:
             loss = torch.tensor([[2.0 if value == 1 else float(norm), 1.0]])
-            window.add(loss, torch.tensor(value), flops=0, learning_rate=0.1, waited=0.0)
+            window.add(loss, torch.tensor(value), learning_rate=0.1, waited=0.0)
         state.step += len(norms)
         window.count_skipped(state)
 

@@ -94,7 +94,6 @@ def test_pretrain_writes_the_recipes_network_its_log_and_its_recipe(finished: Re
         "nsp_loss",
         "gradient_norm",
         "learning_rate",
-        "matmul_utilisation",
     } <= last.keys()
     assert (last["step"], last["tokens"]) == (30, 7680)
     assert "stories" in lines(finished, "evaluation")[-1]

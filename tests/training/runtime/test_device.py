@@ -17,7 +17,6 @@ from training.runtime.device import (
     choose_precision,
     configure_process,
     machine_description,
-    matmul_peak,
     maybe_compile,
 )
 
@@ -69,10 +68,6 @@ def test_autocast_computes_in_the_chosen_precision(precision: torch.dtype) -> No
     layer = torch.nn.Linear(2, 2)
     with autocast(layer, precision):
         assert layer(torch.ones(1, 2)).dtype == precision
-
-
-def test_matmul_peak_is_a_speed() -> None:
-    assert 1e8 < matmul_peak(torch.device("cpu"), torch.float32, seconds=0) < 1e14
 
 
 def test_machine_description_names_processor_and_torch() -> None:

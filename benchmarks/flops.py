@@ -1,4 +1,4 @@
-"""Floating-point operations of a step.
+"""Floating-point operations of a step, and the speed of a device.
 
 Padding is not counted, nor are positions in the last layer without an output. A multiplication and an addition are two
 operations. Norms, activations and look-ups are left out, as is usual.
@@ -6,8 +6,14 @@ operations. Norms, activations and look-ups are left out, as is usual.
 
 from __future__ import annotations
 
+import math
+import time
+
+import torch
+
 from model.config import BertConfig
 from model.packing import PackedBatch
+from training.runtime.device import synchronize
 
 BACKWARD = 2
 """The backward pass has a product for the inputs' gradient and one for the weights', each as large as the forward's."""
@@ -41,8 +47,18 @@ def pretraining_flops(config: BertConfig, batch: PackedBatch, masked: int) -> in
     return (1 + BACKWARD) * (encoder_flops(config, batch) + heads)
 
 
-def classification_flops(config: BertConfig, batch: PackedBatch) -> int:
-    """Operations of forward and backward pass of a classifier."""
-    hidden = config.hidden_size
-    heads = (len(batch.cu_seqlens) - 1) * 2 * hidden * (hidden + config.num_labels)
-    return (1 + BACKWARD) * (encoder_flops(config, batch) + heads)
+def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0.2) -> float:
+    """FLOP/s of a large square matrix product on this device now. Steps are reported as a share of it."""
+    size = 8192 if device.type == "cuda" else 1024
+    generator = torch.Generator(device).manual_seed(0)
+    matrix = torch.randn(size, size, generator=generator, device=device, dtype=precision)  # zeros would be faster
+    matrix @ matrix  # the first call loads the kernel
+    synchronize(device)
+    best, ends = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < ends or best == math.inf:
+        began = time.perf_counter()
+        for _ in range(4):
+            matrix @ matrix
+        synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 4 * 2 * size**3 / best
