@@ -25,7 +25,7 @@ from training.classify.start import PRETRAINED, choose_start
 from training.classify.values import separator_advice, separator_of
 from training.corpus.prepare import vocabulary_advice
 from training.errors import SourceError
-from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, parse_recipe
+from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Recipe, SourceConfig, parse_recipe
 from training.sources.documents import documents_of, open_files
 
 TEST_FRACTION, MAX_TESTED = 0.2, 2000
@@ -53,8 +53,8 @@ class Survey:
     counts: LabelCounts
     tested: LabelCounts
     """Labels of the test table; empty without one."""
-    fractions: tuple[float, float]
-    """Shares of dev and test."""
+    test_fraction: float
+    """Share of the texts for the report."""
     labels: dict[str, str]
     """The value of `finetune.labels`; empty for numbers."""
     notes: list[str]
@@ -107,26 +107,25 @@ def survey(given: argparse.Namespace, stated: Values) -> Survey:
         test = train.model_copy(update={"path": str(absolute(given.test))})
         tested = count_labels(documents_of(test, open_files(test, Path())), may_lack=problem == MULTI_LABEL)
     fraction = 0.0 if test else round(min(TEST_FRACTION, MAX_TESTED / max(1, counts.texts)), 4)
-    dev = FinetuneConfig(dev_fraction=stated["finetune"].get("dev_fraction")).dev_share(max(1, counts.texts))
-    fractions = dev, stated["finetune"].get("test_fraction", fraction)
     labels: tuple[dict[str, str], list[str]] = {}, []
     if problem != REGRESSION:
         of_file = table.names.get("".join(train.label_columns), {})
         names = {value: name for value, name in of_file.items() if value in counts.values}
         labels = name_labels(counts, tested, names | stated["finetune"].get("labels", {}), given.table)
-    return Survey(train, test, problem, counts, tested, fractions, *labels)
+    return Survey(train, test, problem, counts, tested, fraction, *labels)
 
 
 def _recipe(given: argparse.Namespace, stated: Values, found: Survey, output: Path) -> Values:
     """The tables of the recipe. The paths of texts start from the folder of the table."""
     data = absolute(given.table).parent
-    finetune: Values = {"pretrained": str(PRETRAINED), "test_fraction": found.fractions[1]}
+    finetune: Values = {"pretrained": str(PRETRAINED), "test_fraction": found.test_fraction}
     if found.problem:
         finetune["problem_type"] = found.problem
-    if any(found.fractions) and "soft_labels" not in stated:
-        finetune["all_rows"] = True
     finetune |= {} if given.minutes is None else {"minutes": given.minutes}
     finetune |= stated["finetune"]
+    is_held_out = finetune.get("dev_fraction") != 0 or finetune["test_fraction"] > 0
+    if is_held_out and "soft_labels" not in stated:
+        finetune.setdefault("all_rows", True)
     finetune |= {"labels": found.labels} if found.labels else {}
     sources = {"train": found.train, "test": found.test}
     finetune |= {key: [_values(source, data)] for key, source in sources.items() if source}
@@ -202,9 +201,5 @@ def _summary(given: argparse.Namespace, stated: Values, found: Survey, *, all_ro
             how = f"the cells hold labels that are separated by {source.separator!r}"
             advice = f"; if each cell is one label, add finetune.problem_type={SINGLE_LABEL}"
         yield f"a text may have several labels, because {how}{advice}"
-    dev, test = (round(share * counts.texts) for share in found.fractions)
-    held_out = found.tested.texts or test
-    hint = "" if given.minutes else "; --minutes N limits the time"
-    yield f"about {counts.texts - dev - test:,} texts to train on, {dev:,} for dev, {held_out:,} for the report{hint}"
     if all_rows:
         yield "trains twice: without the held-out texts for the report, then on all (finetune.all_rows=false: once)"

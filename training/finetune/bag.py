@@ -84,14 +84,11 @@ def write_bag(problem: Problem, store: PreparedText, folder: Path, tokenizer: To
         no_label = NO_LABEL if labels.ndim == 1 else (math.nan,) * labels.shape[1]
         made += synthetic_texts([documents[i] for i in trained], [read[rows[i]] for i in trained], no_label)
     texts = [document.text for document in itertools.chain(documents, *(each.documents for each in made))]
-    more = len(texts) - len(documents)
-    unknown = np.full((more, targets.shape[1]), np.nan, np.float32)
-    groups, is_train = (np.append(each, np.zeros(more, each.dtype)) for each in (groups, is_train))
-    found = bag_scores(texts, np.concatenate([targets[rows], unknown]), groups, is_train, problem)
+    found = bag_scores(texts, targets[rows], groups, is_train, problem)
     scores = np.full_like(targets, np.nan)
     scores[rows] = found[: len(rows)]
     np.save(folder / "target_probs.npy", np.concatenate([scores, found[len(rows) :]]))
-    np.save(folder / "parts.npy", np.append(parts, np.full(more, Part.TRAIN, parts.dtype)))
+    np.save(folder / "parts.npy", np.append(parts, np.full(len(texts) - len(rows), Part.TRAIN, parts.dtype)))
     encoder = tokenizer and ShardEncoder(tokenizer)
     return {"shards": [asdict(make_shard(encoder, folder, each)) for each in made if encoder]}
 
@@ -103,14 +100,15 @@ def bag_scores(
     others by a bag of all texts to train on.
 
     Args:
-        targets: (texts, outputs); those of texts to train on are used.
-        groups: (texts,) a group is in one fold.
-        is_train: (texts,) whether to train on each text; at least one.
+        targets: (labelled, outputs) of the first texts; those of texts to train on are used.
+        groups: (labelled,) a group is in one fold.
+        is_train: (labelled,) whether to train on each of them; at least one.
 
     Returns:
         The scores, NaN for texts to train on if there is one group or they have more than `MAX_CHARACTERS`.
     """
-    train, others = is_train.nonzero()[0].tolist(), (~is_train).nonzero()[0].tolist()
+    train = is_train.nonzero()[0].tolist()
+    others = [*(~is_train).nonzero()[0].tolist(), *range(len(targets), len(texts))]
     characters = sum(len(texts[i]) for i in train)
     train = train[:: -(-characters // MAX_CHARACTERS)]
     problem, wanted = problem.fitted(targets[train]), targets[train]
@@ -129,7 +127,7 @@ def bag_scores(
 
     strength, scale = best = min(itertools.product(STRENGTHS, SCALES), key=loss)
     logger.info(f"bag of words: loss {loss(best):.3f} on {len(train):,} texts that it has not read")
-    logits = np.full_like(targets, np.nan)
+    logits = np.full((len(texts), targets.shape[1]), np.nan, np.float32)
     logits[train] = scale * margins[strength]
     if len(others):
         unread = features.transform([texts[i] for i in others])

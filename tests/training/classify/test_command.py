@@ -211,7 +211,7 @@ def test_key_of_a_source_works_with_classify(tmp_path: Path, key: str) -> None:
 
 def test_large_tables_hold_out_about_two_thousand_texts(tmp_path: Path) -> None:
     rows = [{"text": f"a text like the one with number {i}", "label": "ab"[i % 2]} for i in range(40_000)]
-    assert surveyed(write_csv(tmp_path / "large.csv", rows)).fractions[1] == 0.05
+    assert surveyed(write_csv(tmp_path / "large.csv", rows)).test_fraction == 0.05
 
 
 # --- the output folder ---------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ def test_labels_are_told_with_their_counts_and_what_is_left_out(tmp_path: Path) 
         "labels: late (30), broken (20)",
         "left out: 2 texts without a label",
         "left out: labels with one text: odd (1)",
-        "about 31 texts to train on, 10 for dev, 10 for the report; --minutes N limits the time",
         "trains twice: without the held-out texts for the report, then on all (finetune.all_rows=false: once)",
     ]
     assert "trains" not in planned(table, tmp_path / "out", "finetune.all_rows=false").summary
