@@ -326,8 +326,9 @@ class FinetuneConfig(_Strict):
     """Learning rate of the embeddings, in multiples of the others'. If absent, 10, but 1 with a `learning_rate` or if
     `pretrained` is a classifier."""
     bag_weight: Share | None = None
-    """Weight of a bag of words' probabilities beside the true label. If absent, 0.5 for up to 20,000 texts with one
-    label each; 0 for more, or if `pretrained` is a classifier of the same labels. Not used with `[soft_labels]`."""
+    """Weight of a bag of words' probabilities beside the true label. Copies of texts without some words have these
+    probabilities only. If absent, 0.5 for up to 20,000 texts with one label each; 0 for more, or if `pretrained` is a
+    classifier of the same labels. Not used with `[soft_labels]`."""
     augment_fraction: Share = 0.1
     """Share of texts changed to look like what users write: typographic marks, contractions, capitals."""
 

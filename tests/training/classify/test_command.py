@@ -198,7 +198,7 @@ def test_key_of_a_source_works_with_classify(tmp_path: Path, key: str) -> None:
         row["sentiment"] = row["sentiment"].replace("#", "")
     table = write_csv(tmp_path / "reviews.csv", rows)
     given = f"source.{key}={str(value).lower() if isinstance(value, bool) else value}"
-    arguments = ("--text", "title,body", "--label", "sentiment", "finetune.pretrained=network", given)
+    arguments = ("--text", "title,body", "--label", "sentiment", f"finetune.pretrained={PRETRAINED}", given)
     if value is None:
         with pytest.raises(RecipeError, match=rf"classify chooses source\.{key} itself or has an option for it"):
             planned(table, tmp_path / "out", *arguments)

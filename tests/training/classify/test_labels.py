@@ -15,6 +15,7 @@ import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.training.classify.tables import planned, reviews, surveyed, write_csv, written
+from training.classify.start import PRETRAINED
 from training.corpus.prepare import prepare_labelled
 from training.errors import SourceError
 from training.sources.labels import labelled as labelled_documents
@@ -103,7 +104,7 @@ def test_labels_with_two_texts_are_trained_on(tmp_path: Path) -> None:
 
 # --- several labels in a cell --------------------------------------------------------------------------------------
 
-NETWORK = ("finetune.pretrained=network",)
+NETWORK = (f"finetune.pretrained={PRETRAINED}",)
 """States a network, so that none is tried on the texts."""
 TAGS = [["price"], ["service"], ["price", "service"], ["taste", "price"], ["taste"], ["service", "taste"]]
 

@@ -204,7 +204,7 @@ def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
     assert 10 <= tested <= 30
     text = evaluate_squeezed(recipe)
     assert f"| reviews | {tested} |" in text
-    assert f", {tested} to test, held out by a hash of the text or group." in text
+    assert f", {tested} to test, held out by hash, the same share of each label." in text
     for other in (changed(recipe, test_fraction=0.5), changed(recipe, test_fraction=0.0)):
         with pytest.raises(RunError, match=r"has no (pretrain|finetune) of these settings"):
             evaluate(Pipeline(other))
