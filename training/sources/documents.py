@@ -225,7 +225,7 @@ class _SourceReader:
 
     def _of_rows(self, rows: Iterable[Row], place: str) -> Iterator[Document]:
         seen = map(self._seen, rows)
-        if self._source.boundary:
+        if self._source.boundary and self._source.label is None:
             texts = (text_value(cells.get(self._source.text[0])) or "" for _, cells in seen)
             return self._of_whole((line for text in texts for line in text.splitlines() or [""]), place)
         return filter(None, map(self._document, seen))

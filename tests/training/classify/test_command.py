@@ -186,7 +186,7 @@ SOURCE_KEYS |= {
     "separator": "#",
 }
 SOURCE_KEYS |= {"read": "both", "lines": "wrapped", "treebank": "both", "escaped_newlines": True, "limit": 50}
-SOURCE_KEYS |= {"group": "film", "by": "verified", "balance": 1.5}
+SOURCE_KEYS |= {"boundary": "---", "group": "film", "by": "verified", "balance": 1.5}
 """A value for each key of a source; None for those that `classify` chooses."""
 
 
