@@ -327,7 +327,7 @@ class FinetuneConfig(_Strict):
     `pretrained` is a classifier."""
     bag_weight: Share | None = None
     """Weight of a bag of words' probabilities beside the true label. Copies of texts without some words have these
-    probabilities only. If absent, 0.5 for up to 20,000 texts with one label each; 0 for more, or if `pretrained` is a
+    probabilities only. If absent, 0.5 for up to 20,000 texts; 0 for more, for numbers, or if `pretrained` is a
     classifier of the same labels. Not used with `[soft_labels]`."""
     augment_fraction: Share = 0.1
     """Share of texts changed to look like what users write: typographic marks, contractions, capitals."""
@@ -477,9 +477,10 @@ class Recipe(_Strict):
     @model_validator(mode="after")
     def _valid_soft_labels(self) -> Recipe:
         kind = self.finetune.problem_type
-        for key, value in (("soft_labels", self.soft_labels), ("finetune.bag_weight", self.finetune.bag_weight)):
-            if value and kind != SINGLE_LABEL:
-                raise ValueError(f"{key} needs one label per text, and problem_type is {kind!r}")
+        if self.soft_labels and kind != SINGLE_LABEL:
+            raise ValueError(f"soft_labels needs one label per text, and problem_type is {kind!r}")
+        if self.finetune.bag_weight and kind == REGRESSION:
+            raise ValueError(f"finetune.bag_weight needs labels, and problem_type is {kind!r}")
         if self.soft_labels and self.finetune.all_rows:
             raise ValueError("finetune.all_rows: soft_labels has probabilities of the texts to train on only")
         return self

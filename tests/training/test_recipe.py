@@ -315,7 +315,7 @@ def test_unknown_recipe_lists_the_shipped_ones() -> None:
     ("override", "message"),
     [
         ("soft_labels.weight=0.5", "soft_labels needs one label per text, and problem_type is 'regression'"),
-        ("finetune.bag_weight=0.5", "finetune.bag_weight needs one label per text, and problem_type is 'regression'"),
+        ("finetune.bag_weight=0.5", "finetune.bag_weight needs labels, and problem_type is 'regression'"),
         ('finetune.train=[{path="a.csv",balance=2}]', "balance needs one label per text, and problem_type is 'regres"),
     ],
 )

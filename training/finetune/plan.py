@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.recipe import BUCKET_TOKENS, SINGLE_LABEL, Recipe
+from training.recipe import BUCKET_TOKENS, REGRESSION, Recipe
 
 PLANNED = {"passes", "batch_tokens", "learning_rate", "embedding_factor", "bag_weight"}
 """Settings of `[finetune]` that may be left out."""
@@ -89,7 +89,7 @@ def bag_weight(recipe: Recipe, texts: int, *, has_labels: bool, policy: PlanPoli
         has_labels: a bag of words would not help a network with the recipe's labels.
     """
     config = recipe.finetune
-    if recipe.soft_labels or config.problem_type != SINGLE_LABEL:
+    if recipe.soft_labels or config.problem_type == REGRESSION:
         return 0.0
     if config.bag_weight is not None:
         return config.bag_weight
