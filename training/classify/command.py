@@ -84,8 +84,8 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
     recipe = parse_recipe(values, "the recipe of classify")  # checked before anything is written
     if "pretrained" not in stated["finetune"]:
         values["finetune"]["pretrained"] = str(choose_start(recipe, found.counts.sample))
+    advice = vocabulary_advice(Tokenizer.load(values["finetune"]["pretrained"]), found.counts.sample)
     recipe = write_recipe(output, values, f"bert-train {shlex.join(arguments)}")
-    advice = vocabulary_advice(Tokenizer.load(recipe.finetune.pretrained or PRETRAINED), found.counts.sample)
     summary = [*_summary(given, stated, found, all_rows=recipe.finetune.all_rows), *advice]
     return Plan(recipe, "\n".join(summary))
 
@@ -203,3 +203,5 @@ def _summary(given: argparse.Namespace, stated: Values, found: Survey, *, all_ro
         yield f"a text may have several labels, because {how}{advice}"
     if all_rows:
         yield "trains twice: without the held-out texts for the report, then on all (finetune.all_rows=false: once)"
+    if given.minutes is None:
+        yield "takes as long as the texts need; --minutes N limits the time"

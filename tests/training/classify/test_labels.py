@@ -36,6 +36,7 @@ def test_labels_are_told_with_their_counts_and_what_is_left_out(tmp_path: Path) 
         "left out: 2 texts without a label",
         "left out: labels with one text: odd (1)",
         "trains twice: without the held-out texts for the report, then on all (finetune.all_rows=false: once)",
+        "takes as long as the texts need; --minutes N limits the time",
     ]
     assert "trains" not in planned(table, tmp_path / "out", "finetune.all_rows=false").summary
     assert written(plan)["finetune"]["labels"] == {"broken": "broken", "late": "late", "odd": "", "": ""}
