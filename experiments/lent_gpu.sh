@@ -15,11 +15,11 @@ SELF=experiments/lent_gpu.sh
 RECIPE=${RECIPE:-shipped} DATA=${DATA:-../shared/data} WORK=${WORK:-runs/lent} LIMIT=${LIMIT:-560}
 PACK=${PACK:-$WORK/pack} OUT=${OUT:-$WORK/out} ROOM=${ROOM:-58} PART=${PART:-15} PARTS=${PARTS:-4}
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
-MIB=${MIB:-$((1024 * 1024))}
+MIB=${MIB:-$((1024 * 1024))} SITE=$(realpath -m "$WORK/site")
 read -ra CHANGES <<<"${CHANGES:-}"
 LACKING=${LACKING-pydantic pydantic_core annotated-types typing-inspection typing_extensions sentencex fastapi
     fastapi-swagger starlette uvicorn httptools opentelemetry-api pytest-asyncio nltk defusedxml hypothesis}
-export PYTHONPATH="$PWD/client:$(realpath -m "$WORK/site")${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/client:$SITE${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export TQDM_MININTERVAL=60
 
 say() { echo "lent_gpu.sh: $*" >&2; }
