@@ -164,7 +164,7 @@ class Pipeline:
 
         Args:
             place: a folder in that of the text with other parts.
-            synthetic: whether to make synthetic texts, too.
+            synthetic: whether to make synthetic texts, too, if classifiers of that many texts learn from the bag.
         """
 
         def make(folder: Path) -> Made:
@@ -174,7 +174,8 @@ class Pipeline:
                 raise RunError("scikit-learn is missing: run prepare elsewhere and copy stages/bag-*, too") from error
             store = PreparedText(labelled.folder, places=[labelled.folder / each for each in place])
             problem = problem_of(self.recipe.finetune.problem_type, store.labels)
-            return write_bag(problem, store, folder, self._finetune_tokenizer if synthetic else None)
+            is_taught = synthetic and self._bag_weight(int((store.column("parts") == Part.TRAIN).sum())) > 0
+            return write_bag(problem, store, folder, self._finetune_tokenizer if is_taught else None)
 
         settings = {"place": place, "synthetic": synthetic}
         return self._stage("bag", "prepare", settings, _always(make), needs=(labelled,))

@@ -84,7 +84,7 @@ def _number(_config: FinetuneConfig) -> Callable[[Document], tuple[float, ...]]:
         number = number_of(label) if isinstance(label, str) else None
         seen.update({",", "."}.intersection(label), ["%" if "%" in label else "no %"])
         if number is None or {",", "."} <= seen or {"%", "no %"} <= seen:
-            said = f"{label!r} is no number, or written unlike those above" if label else "has no number"
+            said = f"{label!r} is not a number, or not in the notation of the rows before" if label else "has no number"
             raise SourceError(f"{document.place}: {said}; write it as 1.5, or remove the row")
         return (number,)
 

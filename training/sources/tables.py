@@ -71,7 +71,7 @@ def row_labels(cells: Mapping[str, Any], source: SourceConfig) -> str | tuple[st
     """The labels of a row: those of its label column, or the names of the columns that have 1.
 
     Raises:
-        TableError: a cell is no label, or one of several columns has neither 1 nor 0.
+        TableError: a cell is not a label, or one of several columns has a value other than 1 and 0.
     """
     if isinstance(source.label, str):
         return labels_value(cells.get(source.label), source.label, source.separator)

@@ -88,7 +88,7 @@ def test_labelled_several_labels_are_numbers_for_each(tmp_path: Path) -> None:
 def test_labelled_numbers_need_no_labels(tmp_path: Path) -> None:
     assert labels_of(tmp_path, {}, 1, 2.5, "-3e2", problem_type="regression") == [(1,), (2.5,), (-300,)]
     assert labels_of(tmp_path, {}, "1,5", "2", "1,25", problem_type="regression") == [(1.5,), (2,), (1.25,)]
-    no = "is no number, or written unlike those above"
+    no = "is not a number, or not in the notation of the rows before"
     for value, message in (("good", no), (None, "has no number"), ([1, 2], no), (1.5, no), ("2%", no), ("1,234", no)):
         with pytest.raises(SourceError, match=rf"a\.jsonl, line 2: .*{message}; write it as 1\.5"):
             labels_of(tmp_path, {}, "1,5", value, problem_type="regression")
