@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from model.attention.base import Attention
 from model.attention.choose import attention_for
-from model.config import BertConfig
+from model.config import EXACT_GELU, BertConfig
 from model.dropout import Dropout
 from model.packing import PackedBatch
 
-_ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "swish": F.silu, "tanh": torch.tanh}
+_ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "swish": F.silu, "tanh": torch.tanh}
 
 
 class Activation(nn.Module):
@@ -35,9 +35,9 @@ class Activation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation, to any shape."""
-        if self.name not in _ACTIVATIONS:  # the other names are those of GELU's approximation
-            return F.gelu(x, approximate="tanh")
-        return _ACTIVATIONS[self.name](x)  # type: ignore[operator]
+        if self.name in _ACTIVATIONS:
+            return _ACTIVATIONS[self.name](x)  # type: ignore[operator]
+        return F.gelu(x, approximate="none" if self.name in EXACT_GELU else "tanh")
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:

@@ -8,6 +8,7 @@ read from safetensors only, because a pickle can execute code.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -276,7 +277,8 @@ def _build(path: Path, config: BertConfig, named: Any, *, need_heads: bool) -> M
         advice = "a classifier can start from other encoders: bert-train classify TABLE finetune.pretrained=DIRECTORY"
         reason = f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}; {advice}"
         raise CheckpointError(path / "config.json", reason)
-    file, tensors = _read_tensors(path)
+    file, found = _read_tensors(path)
+    tensors = _with_current_names(found)
     if named is None and "classifier.weight" in tensors:
         named = "BertForSequenceClassification"
     elif named not in ARCHITECTURES:
@@ -284,14 +286,11 @@ def _build(path: Path, config: BertConfig, named: Any, *, need_heads: bool) -> M
     if named in _PRETRAINING:
         config = config.replace(id2label=BertConfig().id2label, problem_type=None, thresholds=None)
     layers = config.num_hidden_layers
-    last, beyond = (f"bert.encoder.layer.{number}.output.dense.bias" for number in (layers - 1, layers))
+    last = f"bert.encoder.layer.{layers - 1}.output.dense.bias"
     _take(tensors, (last,), (config.hidden_size,), file)  # checked before millions of layers are built
-    found = len({name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")})
-    if found < layers:
-        reason = f"num_hidden_layers is {layers}, but {file.name} has {found} layers"
-        raise CheckpointError(path / "config.json", reason)
-    if beyond in tensors:
-        reason = f"num_hidden_layers is {layers}, but {file.name} has more layers"
+    there = len({name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")})
+    if there != layers:
+        reason = f"num_hidden_layers is {layers}, but {file.name} has {there} layers"
         raise CheckpointError(path / "config.json", reason)
     if _has_own_decoder(tensors):
         config = config.replace(tie_word_embeddings=False)
@@ -325,7 +324,7 @@ def _has_own_decoder(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _read_tensors(path: Path) -> tuple[Path, dict[str, Tensor]]:
-    """All tensors under current names, and the file to name in an error about a missing one."""
+    """All tensors, and the file to name in an error about a missing one."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     names = file_names(path)
     if single.name in names:
@@ -354,15 +353,24 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (`tensors` is not a mapping)
-                yield _current_name(name), tensors.get_tensor(name)
+                yield name, tensors.get_tensor(name)
     except (OSError, SafetensorError, ValueError) as error:
         if remedy := system_remedy(error):
             raise CheckpointError(file, f"cannot be read: {error}{remedy}") from None
         raise CheckpointError(file, f"is truncated or corrupt: {error}; copy it again") from None
 
 
+def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under present names, without the prefix that all have in common if the rest is a BERT. A wrapper adds
+    it: `module.`, `model.`, or `_orig_mod.`, which `torch.compile` puts before any module."""
+    prefix = os.path.commonprefix([*tensors]).rpartition(".")[0] + "."  # noqa: RUF071 (names are not paths)
+    renamed = {_current_name(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
+    fits = "bert.embeddings.position_embeddings.weight" in renamed
+    return renamed if fits else {_current_name(name): tensor for name, tensor in tensors.items()}
+
+
 def _current_name(name: str) -> str:
     """The present name of a tensor: checkpoints of 2018 name a layer norm's weight gamma and its bias beta, and those
     of a bare encoder lack the prefix `bert.`."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    return re.sub(r"^(?=(embeddings|encoder|pooler)\.)", "bert.", name)
+    return re.sub(r"^(?=(embeddings|encoder|pooler)\.)", "bert.", name.replace("_orig_mod.", ""))

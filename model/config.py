@@ -13,7 +13,9 @@ from typing import Any, Literal, get_args
 
 from model.errors import ConfigError
 
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "swish", "tanh")
+EXACT_GELU = ("gelu", "gelu_python")
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh")
+ACTIVATIONS = (*EXACT_GELU, *TANH_GELU, "relu", "silu", "swish", "tanh")
 Truncation = Literal["head", "head_tail", "tail"]
 """The part of a too long text to keep: its beginning, both ends, or its end."""
 _TRUNCATIONS = get_args(Truncation)
@@ -238,9 +240,7 @@ def _labels(values: Mapping[str, Any]) -> dict[int, str]:
 def _check_labels(id2label: Mapping[int, str]) -> None:
     if not isinstance(id2label, Mapping) or not id2label or set(id2label) != set(range(len(id2label))):
         raise ConfigError(f"id2label must number the labels from 0 without gaps, not {reprlib.repr(id2label)}")
-    if not all(isinstance(label, str) for label in id2label.values()):
-        raise ConfigError(f"id2label must map to strings, not {reprlib.repr(id2label)}")
     for label in id2label.values():
-        if len(label) > MAX_LABEL or _NO_TEXT.search(label):
+        if not isinstance(label, str) or len(label) > MAX_LABEL or _NO_TEXT.search(label):
             reason = f"at most {MAX_LABEL} characters, without control characters and halves of surrogate pairs"
-            raise ConfigError(f"id2label has {reprlib.repr(label)}; a label has {reason}: correct it")
+            raise ConfigError(f"id2label has {reprlib.repr(label)}; a label is a string of {reason}: correct it")

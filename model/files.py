@@ -66,10 +66,10 @@ def check_readable(file: Path) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises CheckpointError."""
+    """The JSON object in a file, with or without a byte order mark. Raises CheckpointError."""
     check_readable(file)
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(file, f"cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):

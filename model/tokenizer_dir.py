@@ -12,7 +12,6 @@ Token types are part of the post-processor here: its pair template has type 1 in
 
 from __future__ import annotations
 
-import codecs
 import json
 import logging
 from collections.abc import Mapping
@@ -154,7 +153,7 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
     special = _special_tokens(files[1] if special_map else files[0], config | special_map)
     check_readable(vocabulary)
     if vocabulary.suffix == ".json":
-        rust = RustTokenizer.from_file(str(vocabulary))
+        rust = RustTokenizer.from_str(vocabulary.read_text(encoding="utf-8-sig"))
         if not isinstance(rust.model, models.WordPiece):
             raise CheckpointError(vocabulary, f"is a {type(rust.model).__name__} tokenizer; BERT needs WordPiece")
         _check_cost(vocabulary, json.loads(rust.to_str()))
@@ -162,8 +161,8 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
             _check_is_bert(vocabulary, rust, class_name, has_types)
         own, vocab = rust.get_added_tokens_decoder(), rust.get_vocab(with_added_tokens=False)
     else:
-        _check_no_byte_order_mark(vocabulary)
-        own, vocab = {}, models.WordPiece.read_file(str(vocabulary))
+        own, read = {}, models.WordPiece.read_file(str(vocabulary))
+        vocab = {token.removeprefix("\ufeff"): i for token, i in read.items()}  # a byte order mark
     if is_bert or vocabulary.suffix != ".json":
         rust = bert_tokenizer(vocab, config)
     other = {int(i): _added_token(token) for i, token in config.get("added_tokens_decoder", {}).items()}
@@ -244,12 +243,6 @@ def _has_token_types(file: Path, config: Mapping[str, Any], class_name: str) -> 
             *(file, class_name, json.dumps(_INPUTS[True])),
         )
     return _CLASSES[name] and name != "DistilBertTokenizer"
-
-
-def _check_no_byte_order_mark(file: Path) -> None:
-    with file.open("rb") as stream:
-        if stream.read(3).startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise CheckpointError(file, "begins with a byte order mark; save it as UTF-8 without one")
 
 
 def _check_same(rust: RustTokenizer, recorded: Mapping[Path, Mapping[int, AddedToken]]) -> None:

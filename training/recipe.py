@@ -272,8 +272,8 @@ class SoftLabelsConfig(_Strict):
     fine-tuning learns from them."""
 
     teacher: Path | None = None
-    """Checkpoint directory of a classifier with the labels of `finetune.labels` and the network's vocabulary. If
-    absent, `soft-labels` trains one for each of `folds`."""
+    """Checkpoint directory of a classifier with the labels of `finetune.labels`, in any order, and the network's
+    vocabulary. If absent, `soft-labels` trains one for each of `folds`."""
     folds: Annotated[Whole, Field(ge=2)] = 3
     """Parts of the texts. Each is labelled by a teacher that has read only the others; texts without a label get the
     mean of all."""

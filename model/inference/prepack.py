@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from model.attention.cpu_inference import LONG_TOKENS, attend_matrices, chunks, is_faster, padded_length
 from model.bert import BertEncoder, BertLayer, FusedProjection
+from model.config import EXACT_GELU, TANH_GELU
 from model.inference.batch_invariance import (
     ChunkSizes,
     cancelling_operands,
@@ -22,13 +23,9 @@ from model.inference.batch_invariance import (
     multiply_in_chunks,
 )
 
-_FUSED_ACTIVATIONS = {  # name: the operator's activation and its variant
-    "gelu": ("gelu", "none"),
-    "gelu_new": ("gelu", "tanh"),
-    "gelu_pytorch_tanh": ("gelu", "tanh"),
-    "gelu_fast": ("gelu", "tanh"),
-    "relu": ("relu", ""),
-}
+# name: the operator's activation and its variant
+_FUSED_ACTIVATIONS = dict.fromkeys(EXACT_GELU, ("gelu", "none")) | dict.fromkeys(TANH_GELU, ("gelu", "tanh"))
+_FUSED_ACTIVATIONS["relu"] = ("relu", "")
 LAYOUT_ROWS = 1024  # oneDNN chooses the layout for a number of rows; this one is fast for any
 _TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 

@@ -159,7 +159,7 @@ LONG = ("a" * 1001, "a\nb", "\x1b[31m", "\ud800")
         ({"id2label": ["a", "b"]}, "id2label must map numbers to names"),
         ({"id2label": 2}, "id2label must map numbers to names"),
         *(
-            ({"id2label": {"0": label, "1": "b"}}, "a label has at most 1000 characters, without control")
+            ({"id2label": {"0": label, "1": "b"}}, "a label is a string of at most 1000 characters, without")
             for label in LONG
         ),
         ({"num_labels": 0}, "num_labels must be a positive integer"),
@@ -179,7 +179,7 @@ def test_config_needs_positions_for_one_token_between_cls_and_sep(positions: int
 
 
 def test_config_label_names_must_be_strings() -> None:
-    with pytest.raises(ConfigError, match="id2label must map to strings"):
+    with pytest.raises(ConfigError, match="id2label has 5; a label is a string"):
         BertConfig(id2label={0: 5})  # type: ignore[dict-item]
 
 

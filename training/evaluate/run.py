@@ -138,8 +138,8 @@ def _pretraining(pipeline: Pipeline, network: Path, _folder: Path, *, is_own: bo
 
 def _classification(pipeline: Pipeline, classifier: Path, folder: Path, *, is_own: bool) -> dict[str, Any]:
     """The fields of a report about the classifier; see `_pretraining`. Writes its predictions into the folder."""
-    recipe, loaded = pipeline.recipe, load_checkpoint(classifier)
-    checkpoint = load_classifier(classifier, recipe.finetune.in_order_of(loaded.config.labels))
+    recipe = pipeline.recipe
+    checkpoint = load_classifier(classifier, recipe.finetune)
     labelled = pipeline.labelled if is_own else pipeline.labelled_for(checkpoint.tokenizer)
     labelled.ensure(DistContext())
     bag = pipeline.bag if is_own else pipeline.bag_of(labelled)

@@ -59,7 +59,7 @@ def load_teachers(folders: Sequence[Path], config: FinetuneConfig, tokenizer: To
         tokenizer: tokenizer of the network that will be fine-tuned.
 
     Raises:
-        RunError: a classifier is missing, has not the recipe's labels, or has another vocabulary.
+        RunError: a classifier is missing, has other labels than the recipe, or has another vocabulary.
     """
     teachers = [load_classifier(folder, config) for folder in folders]
     for teacher in teachers:
@@ -85,7 +85,8 @@ def _labels(recipe: Recipe, teachers: Sequence[Checkpoint], text: PreparedText, 
         if len(rows):
             texts = labelled_window(window, rows, teacher.tokenizer, teacher.config.max_position_embeddings)
             answers = predict_classification(teacher.model.to(choose_device(recipe.device)), texts)
-            scores = torch.cat([answers.scores, torch.ones(len(answers.documents), 1)], 1)
+            order = [teacher.config.labels.index(name) for name in text.labels]
+            scores = torch.cat([answers.scores[:, order], torch.ones(len(answers.documents), 1)], 1)
             np.add.at(total, answers.documents, scores.numpy())
     total[total[:, -1] == 0] = np.nan  # not trained on
     return total[:, :-1] / total[:, -1:]

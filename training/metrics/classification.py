@@ -88,22 +88,18 @@ def load_classifier(folder: Path, config: FinetuneConfig) -> Checkpoint:
     """The classifier in a folder.
 
     Raises:
-        RunError: it is not a classifier, or of another problem type, or has other labels.
+        RunError: it is not a classifier, or of another problem type, or has other labels. Their order may differ.
     """
     checkpoint = load_checkpoint(folder)
     if not isinstance(checkpoint.model, BertForSequenceClassification):
         raise RunError(f"{folder} is not a classifier")
-    check_classes(checkpoint, config)
-    return checkpoint
-
-
-def check_classes(checkpoint: Checkpoint, config: FinetuneConfig) -> None:
-    """Raise RunError if a classifier has another problem type or other labels."""
     found, kind = checkpoint.config.labels, checkpoint.config.problem_type or SINGLE_LABEL
     if kind != config.problem_type:
-        raise RunError(f"{checkpoint.path} is for {kind}, but finetune.problem_type is {config.problem_type}")
-    if found != config.label_names:
-        raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {config.label_names}")
+        raise RunError(f"{folder} is for {kind}, but finetune.problem_type is {config.problem_type}")
+    if sorted(found) != sorted(config.label_names):
+        remedy = "if they mean the same, write the recipe's into id2label of its config.json, each at its number"
+        raise RunError(f"{folder} has the labels {found}, but finetune.labels are {config.label_names}; {remedy}")
+    return checkpoint
 
 
 def check_reading(checkpoint: Checkpoint, read: str) -> None:
