@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,29 +14,12 @@ from bert_tables.files import Progress, open_file
 from bert_tables.reader import read_table
 from training.errors import SourceError
 from training.recipe import CONTAINING, SourceConfig, source_name
+from training.sources import plain_text
 from training.sources.detokenize import differ, joined
 from training.sources.files import files, form_of, format_of_file
 from training.sources.hub import hub_place, hub_rows
 from training.sources.phrases import longest_containing
-from training.sources.plain_text import (
-    check_unlabelled,
-    clean,
-    fasttext_line,
-    numbered_lines,
-    plain_texts,
-    tidy,
-    unwrapped,
-    whole_texts,
-)
-from training.sources.tables import (
-    Row,
-    columns_of,
-    in_recipe,
-    log_once,
-    read_rows,
-    row_labels,
-    text_value,
-)
+from training.sources.tables import Row, columns_of, in_recipe, log_once, read_rows, row_labels, text_value
 
 FIRST_ROWS = 1000
 """Number of rows of a source, one of which must have each column: JSON lines may leave out null values."""
@@ -126,7 +110,6 @@ class _SourceReader:
 
     def __init__(self, source: SourceConfig) -> None:
         self._source = source
-        self._is_wrapped = source.lines == "wrapped"
         self._remedy = f"; set text, label, group or by of the source {source_name(source)}"
         self._missing = list(columns_of(source))
         """Columns that no row has had so far, in the order of the recipe."""
@@ -183,38 +166,38 @@ class _SourceReader:
             return self._of_rows(read_rows(table, self._source), table.name)
         if {self._source.group, self._source.by} - {None, CONTAINING}:
             raise SourceError(f"{file}: has no column for group or by; leave them out, or write the texts as CSV")
-        numbered = numbered_lines(table)
+        numbered = plain_text.numbered_lines(table)
         if form == "fasttext":
             return self._of_fasttext(numbered, file)
         if self._source.format == "auto":
-            numbered = check_unlabelled(numbered, table.name)
-        lines = (line for _, line in numbered)
-        if self._source.label == "folder":
-            return self._of_whole(lines, table.name, file.parent.name)
-        if self._source.label is None and (form == "document" or self._source.boundary):
-            return self._of_whole(lines, table.name)
-        if self._source.label is None:
-            texts = plain_texts(lines, " " if self._is_wrapped else "\n")
-            return (Document((text,), place=table.name) for text in texts)
+            numbered = plain_text.check_unlabelled(numbered, table.name)
+        lines: Iterator[str] = (line for _, line in numbered)
+        boundary = self._source.boundary
+        if self._source.label is None and boundary is None and form != "document":
+            lines, boundary = plain_text.surveyed(lines, source_name(self._source)), plain_text.BLANK
+        if self._source.label in (None, "folder"):
+            return self._of_whole(lines, table.name, boundary, self._source.label and file.parent.name)
         raise SourceError(
             f"{file}: plain text has no column for the label; if each file is one text and its folder names the "
             "label, set the source's `label` to \"folder\"; if its labels are fastText's, set `format` to "
             '"fasttext"; else write the texts as CSV or JSONL'
         )
 
-    def _of_whole(self, lines: Iterable[str], place: str, label: str | None = None) -> Iterator[Document]:
+    def _of_whole(
+        self, lines: Iterable[str], place: str, boundary: re.Pattern[str] | None, label: str | None = None
+    ) -> Iterator[Document]:
+        """The lines as one text, or as one between boundaries."""
         self._rows += 1
         text = ""
-        for text in filter(None, map(self._tidy, whole_texts(lines, self._source.boundary))):
+        for text in filter(None, map(self._tidy, plain_text.whole_texts(lines, boundary))):
             yield Document((text,), label, place=place)
         if not text:
             self._skip(place)
 
     def _of_fasttext(self, numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Document]:
         for number, line in numbered:
-            labels, text = fasttext_line(line)
+            labels, text = plain_text.fasttext_line(line)
             place = f"{file}, line {number}"
-            text = tidy(text)
             self._rows += bool(labels or text)  # blank lines are not counted
             if text:
                 yield Document((text,), labels[0] if len(set(labels)) == 1 else tuple(labels) or None, place=place)
@@ -227,7 +210,8 @@ class _SourceReader:
         seen = map(self._seen, rows)
         if self._source.boundary and self._source.label is None:
             texts = (text_value(cells.get(self._source.text[0])) or "" for _, cells in seen)
-            return self._of_whole((line for text in texts for line in text.splitlines() or [""]), place)
+            lines = (line for text in texts for line in text.splitlines() or [""])
+            return self._of_whole(lines, place, self._source.boundary)
         return filter(None, map(self._document, seen))
 
     def _seen(self, row: Row) -> Row:
@@ -278,8 +262,8 @@ class _SourceReader:
 
     def _tidy(self, text: str) -> str:
         """Normalise the text of a row, or of a file that is one text."""
-        text = clean(text) if self._source.label is None else tidy(text)
-        return unwrapped(text) if self._is_wrapped else text
+        text = plain_text.tidy(plain_text.without_breaks(text) if self._source.label is None else text)
+        return plain_text.unwrapped(text) if self._source.lines == "wrapped" else text
 
     def _skip(self, place: str) -> None:
         self._skipped += 1

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from bert_tables import LINE, Table, TableError
 from bert_tables.reader import FASTTEXT_LABEL, has_fasttext_label
-from training.sources.tables import sound_rows
+from training.sources.tables import log_once, sound_rows
 
 MAX_CHARACTERS = 4_000_000
 """A longer document of plain text is split into several, to bound memory."""
+
+SURVEYED_LINES = 10_000
+"""Different lines of a file among which `surveyed` looks for one that recurs."""
+
+BLANK = re.compile("")
+"""The boundary of texts that are separated by blank lines."""
 
 _BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -38,18 +45,37 @@ def check_unlabelled(numbered: Iterable[tuple[int, str]], name: str) -> Iterator
         yield number, line
 
 
-def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:
-    """Texts that are separated by blank lines."""
-    return _joined((clean(line) or None for line in lines), separator)
+def surveyed(lines: Iterable[str], name: str) -> Iterator[str]:
+    """The lines. Logs a warning if one of them is a hundredth of those counted, because it may end a document."""
+    counts: Counter[str] = Counter()  # of the beginnings of lines
+    for line in lines:
+        if len(counts) < SURVEYED_LINES and (start := line.strip()[:100]):
+            counts[start] += 1
+        yield line
+    for line, number in counts.most_common(1):
+        if number >= max(10, 0.01 * counts.total()):
+            log_once(
+                f"{name}: the line {line!r} recurs; if it ends a document, set the source's `boundary`, a regular "
+                f"expression such as '{re.escape(line)}'"
+            )
 
 
-def whole_texts(lines: Iterable[str], boundary: re.Pattern[str] | None = None) -> Iterator[str]:
+def whole_texts(lines: Iterable[str], boundary: re.Pattern[str] | None) -> Iterator[str]:
     """The lines between those that match a boundary as one text, unchanged; as several texts if there are very many.
 
     >>> list(whole_texts(["a", "", "b", " <end> ", "c"], re.compile("<end>")))
     ['a\\n\\nb', 'c']
     """
-    return _joined(None if boundary and boundary.fullmatch(line.strip()) else line for line in lines)
+    waiting: list[str] = []
+    size = 0
+    for line in itertools.chain(lines, [None]):
+        is_end = line is None or (boundary is not None and boundary.fullmatch(line.strip()))
+        if waiting and (is_end or size >= MAX_CHARACTERS):
+            yield "\n".join(waiting)
+            waiting, size = [], 0
+        if line is not None and not is_end:
+            waiting.append(line)
+            size += len(line)
 
 
 def fasttext_line(line: str) -> tuple[list[str], str]:
@@ -58,17 +84,12 @@ def fasttext_line(line: str) -> tuple[list[str], str]:
     >>> fasttext_line("__label__2 Great CD: my lovely Pat ...")
     (['2'], 'Great CD: my lovely Pat ...')
     """
-    return [label.rstrip(",") for label in _LABEL.findall(line)], _LABEL.sub("", line).strip()
+    return [label.rstrip(",") for label in _LABEL.findall(line)], tidy(_LABEL.sub("", line))
 
 
 def without_breaks(text: str) -> str:
     """Replace HTML breaks by newlines."""
     return _BREAK.sub("\n", text) if "<" in text else text
-
-
-def clean(text: str) -> str:
-    """Apply `tidy`, and replace HTML breaks by newlines."""
-    return tidy(without_breaks(text))
 
 
 def tidy(text: str) -> str:
@@ -83,15 +104,3 @@ def tidy(text: str) -> str:
 def unwrapped(text: str) -> str:
     """The text with a line for each paragraph: blank lines end one, other newlines become spaces."""
     return "\n".join(_NEWLINE.sub(" ", paragraph) for paragraph in _BLANK_LINE.split(text))
-
-
-def _joined(paragraphs: Iterable[str | None], separator: str = "\n") -> Iterator[str]:
-    waiting: list[str] = []
-    size = 0
-    for paragraph in itertools.chain(paragraphs, [None]):
-        if waiting and (paragraph is None or size >= MAX_CHARACTERS):
-            yield separator.join(waiting)
-            waiting, size = [], 0
-        if paragraph is not None:
-            waiting.append(paragraph)
-            size += len(paragraph)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.sources.reading import texts, write
 from training.sources import plain_text
-from training.sources.plain_text import fasttext_line, plain_texts
+from training.sources.plain_text import fasttext_line
 
 
 def test_a_blank_line_ends_a_document_of_plain_text(tmp_path: Path) -> None:
@@ -50,9 +50,16 @@ def test_boundary_lines_separate_documents_which_have_blank_lines(tmp_path: Path
     assert texts(tmp_path, "a.txt", boundary=boundary, lines="wrapped") == ["A b.\nC.", "D."]
 
 
-def test_plain_texts_are_separated_by_blank_lines() -> None:
-    assert list(plain_texts(["a\n", "b\n", " \n", "\n", "c"], " ")) == ["a b", "c"]
-    assert list(plain_texts([])) == []
+def test_a_line_that_recurs_is_named_with_the_boundary_to_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "a.txt", "".join(f"Story {i}.\n\nIts end.{i}\n<|endoftext|>\n" for i in range(10)))
+    assert len(texts(tmp_path, "a.txt")) == 11
+    (message,) = caplog.messages
+    assert message.startswith("a: the line '<|endoftext|>' recurs; if it ends a document, set the source's `bound")
+    assert message.endswith(r"such as '<\|endoftext\|>'")
+    assert len(texts(tmp_path, "a.txt", boundary=r"<\|endoftext\|>")) == 10
+    write(tmp_path / "b.txt", "".join(f"Line {i}.\n" for i in range(1000)) + "Yes.\n" * 9)
+    assert len(texts(tmp_path, "b.txt")) == 1
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
