@@ -70,8 +70,9 @@ ENV PATH=/opt/bert/bin:/opt/venv/bin:$PATH \
     PYTHONPATH=/opt/bert \
     HOME=/tmp \
     USER=bert
-RUN install -d -o 10001 -g 10001 /checkpoints /runs
-USER 10001:10001
+# Any user of group 0 may do what 10001 may, because OpenShift runs containers under ids of its own.
+RUN install -d -o 10001 -g 0 -m 775 /checkpoints /runs
+USER 10001:0
 STOPSIGNAL SIGTERM
 
 FROM runtime AS service
@@ -89,7 +90,7 @@ USER root
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-USER 10001:10001
+USER 10001:0
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=train-dependencies /opt/venv /opt/venv

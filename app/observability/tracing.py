@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 def config() -> TelemetryConfig:
     """FastAPI's telemetry settings: which spans it records, and whether it sends them as the environment says."""
+    logging.getLogger("fastapi").addFilter(_name_variables)
     return TelemetryConfig(
         auto_configure=_is_installed(),
         metrics=False,  # they are in /metrics
@@ -32,6 +33,15 @@ def warn_if_missing(environ: Mapping[str, str]) -> None:
     """Log a warning if the environment asks for traces that cannot be sent."""
     if any(name.startswith("OTEL_EXPORTER_") for name in environ) and not _is_installed():
         logger.warning("no traces are sent although OTEL_EXPORTER_... is set: install the extra, bert-service[otel]")
+
+
+def _name_variables(record: logging.LogRecord) -> bool:
+    """Name the variables to set in FastAPI's warning that it cannot send traces, which names parameters of its own."""
+    if "telemetry configuration failed" in record.msg:
+        reason = record.getMessage().rpartition("failed: ")[2].partition(" Configure ")[0]
+        remedy = "Set OTEL_EXPORTER_OTLP_ENDPOINT=http://HOST:4318, and no OTEL_..._EXPORTER or OTEL_..._PROTOCOL"
+        record.msg, record.args = f"no traces are sent: {reason} {remedy}", None
+    return True
 
 
 def _is_installed() -> bool:

@@ -44,9 +44,9 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     image.buildah("rm", name)
 
 
-def inside(container: str, script: str) -> str:
+def inside(container: str, script: str, user: str = "10001:0") -> str:
     """Output of a Python script in the container."""
-    return image.buildah("run", "--isolation", "chroot", container, "--", "python3", "-c", script)
+    return image.buildah("run", "--isolation", "chroot", "--user", user, container, "--", "python3", "-c", script)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,8 @@ def test_process_is_not_root_and_can_change_nothing_that_is_installed(container:
     places = ["/", "/srv", "/opt/bert/app", "/opt/venv"]
     script = f"import os; print(os.getuid(), any(os.access(place, os.W_OK) for place in {places}))"
     assert inside(container, script) == "10001 False"
+    script = "import os; print(all(os.access(place, os.W_OK) for place in ('/checkpoints', '/runs')))"
+    assert inside(container, script, user="12345:0") == "True"
 
 
 def test_image_holds_neither_compiler_nor_download_tool(container: str) -> None:
@@ -72,7 +74,7 @@ def test_image_is_no_larger_than_stated(container: str) -> None:
 def test_signals_reach_the_server_itself(config: dict[str, Any]) -> None:
     assert config["Entrypoint"] == ["bert-serve"]  # exec form: no shell in between
     assert config["StopSignal"] == "SIGTERM"
-    assert config["User"] == "10001:10001"
+    assert config["User"] == "10001:0"
 
 
 def test_container_answers_and_ends_cleanly(container: str, config: dict[str, Any]) -> None:

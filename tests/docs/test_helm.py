@@ -94,7 +94,9 @@ def test_chart_is_the_plain_manifest(render: Render) -> None:
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("values", [(), EVERYTHING, ("volumes[0].name=x", "tolerations[0].key=gpu", "keysSecret=")])
+@pytest.mark.parametrize(
+    "values", [(), EVERYTHING, ("podSpec.tolerations[0].key=gpu", "podMetadata.annotations.a=b", "keysSecret=")]
+)
 def test_parts_fit_the_published_schemas(render: Render, version: str, values: tuple[str, ...]) -> None:
     for kind in BUILTIN:
         assert kubernetes_validate.validate(render(*values)[kind], version, strict=True) == version
@@ -102,18 +104,42 @@ def test_parts_fit_the_published_schemas(render: Render, version: str, values: t
 
 def test_values_reach_the_pods(render: Render) -> None:
     values = ["image=mine:1", "replicas=7", "resources.limits.cpu=8", "env.BERT_DRAIN_SECONDS=30", "preStopSeconds=3"]
-    values += ["volumes[0].name=checkpoints", "volumeMounts[0].name=checkpoints", "nodeSelector.disk=ssd"]
     parts = render(*values)
-    pod = parts["Deployment"]["spec"]["template"]["spec"]
     container = container_of(parts)
     assert parts["Deployment"]["spec"]["replicas"] == 7
     assert container["image"] == "mine:1"
     assert {"name": "BERT_DRAIN_SECONDS", "value": "30"} in container["env"]
     assert container["resources"]["limits"]["cpu"] == 8
     assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == 3
-    assert [volume["name"] for volume in pod["volumes"]] == ["tmp", "checkpoints"]
-    assert [mount["name"] for mount in container["volumeMounts"]] == ["tmp", "checkpoints"]
-    assert pod["nodeSelector"] == {"disk": "ssd"}
+
+
+MERGED = """
+podMetadata: {annotations: {a: b}}
+podSpec:
+  runtimeClassName: nvidia
+  topologySpreadConstraints: null
+  securityContext: {runAsUser: 1000680000}
+  tolerations: [{key: gpu}]
+  volumes: [{name: tmp, emptyDir: {sizeLimit: 1Gi}}, {name: own}]
+  containers: [{name: side}, {name: bert, volumeMounts: [{name: own, mountPath: /a}, {name: own, mountPath: /b}]}]
+networkPolicy: {ingress: [{ports: [{port: 15008}]}], egress: [{ports: [{port: 4318}]}]}
+"""
+
+
+def test_values_are_merged_into_the_pods_and_the_network_policy(render: Render, helm: str, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(MERGED)
+    parts = {part["kind"]: part for part in yaml.safe_load_all(template(helm, files=[tmp_path / "values.yaml"]).stdout)}
+    expected = render()
+    pod, policy = expected["Deployment"]["spec"]["template"], expected["NetworkPolicy"]["spec"]
+    pod["metadata"]["annotations"] = {"a": "b"}
+    pod["spec"] |= {"runtimeClassName": "nvidia", "topologySpreadConstraints": None, "tolerations": [{"key": "gpu"}]}
+    pod["spec"]["securityContext"]["runAsUser"] = 1000680000
+    pod["spec"]["volumes"] = [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}, {"name": "own"}]
+    pod["spec"]["containers"].append({"name": "side"})
+    pod["spec"]["containers"][0]["volumeMounts"] += [{"name": "own", "mountPath": path} for path in ("/a", "/b")]
+    policy["ingress"].append({"ports": [{"port": 15008}]})
+    policy["egress"] = [{"ports": [{"port": 4318}]}]
+    assert parts == expected
 
 
 def test_limits_are_the_requests_too_unless_these_are_given(render: Render) -> None:
@@ -172,14 +198,11 @@ def test_setting_of_a_values_file_reaches_the_service_as_written(
     assert {"name": "BERT_X", "value": expected} in container_of({"Deployment": part})["env"]
 
 
-def test_chart_without_env_is_rendered(render: Render) -> None:
+def test_chart_without_env_or_keys_is_rendered(render: Render) -> None:
     for nothing in ("env=null", "env.BERT_LOG_FORMAT=null"):
         names = [variable["name"] for variable in container_of(render(nothing))["env"]]
         assert names == ["BERT_API_KEYS"]
-
-
-def test_empty_secret_serves_without_keys(render: Render) -> None:
-    assert "BERT_API_KEYS" not in [variable["name"] for variable in container_of(render("keysSecret="))["env"]]
+    assert not container_of(render("env=null", "keysSecret="))["env"]
 
 
 def test_two_releases_share_nothing(render: Render) -> None:

@@ -160,6 +160,34 @@ async def test_traces_that_cannot_be_sent_are_one_warning_with_the_extra(
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "collector:4318",
+            "Invalid OTLP traces endpoint.",
+        ),
+        (
+            "OTEL_EXPORTER_OTLP_PROTOCOL",
+            "grpc",
+            "FastAPI automatic telemetry requires the OTLP",
+        ),
+        ("OTEL_TRACES_EXPORTER", "jaeger", "FastAPI automatic telemetry supports OTEL_"),
+    ],
+)
+async def test_traces_that_fastapi_cannot_send_are_a_warning_with_the_variables(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str, reason: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    await lifespan_of(create_app(Settings(), backend))
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert message.startswith(f"no traces are sent: {reason}")
+    assert message.endswith("http://HOST:4318, and no OTEL_..._EXPORTER or OTEL_..._PROTOCOL")
+    assert "telemetry=" not in message
+
+
 async def test_traces_are_off_without_the_variables(backend: Any) -> None:
     provider = trace.get_tracer_provider()
     await lifespan_of(create_app(Settings(), backend))
