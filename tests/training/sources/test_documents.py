@@ -396,17 +396,11 @@ def test_fasttext_lines_with_several_labels_have_them_all(tmp_path: Path) -> Non
     assert [document.label for document in read(tmp_path, "a.txt", format="fasttext")] == ["2", ("a", "b")]
 
 
-@pytest.mark.parametrize("name", ["train-0.parquet", "train", "train.jsonl", "train.txt", "train.txt.gz"])
+@pytest.mark.parametrize("name", ["train.jsonl", "train.txt", "train.txt.gz"])
 def test_lines_between_boundaries_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> None:
-    lines = WIKITEXT.splitlines(keepends=True)
-    file = tmp_path / "wikitext" / name
-    if name in ("train-0.parquet", "train"):
-        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        file.parent.mkdir()
-        parquet.write_table(pyarrow.table({"text": [*lines, None]}), file)
-    else:
-        content = jsonl([{"text": line} for line in lines]) if name.endswith("jsonl") else WIKITEXT
-        write(file, gzip.compress(content.encode()) if name.endswith("gz") else content)
+    rows = jsonl([{"text": line} for line in [*WIKITEXT.splitlines(keepends=True), None]])
+    content = rows if name.endswith("jsonl") else WIKITEXT
+    write(tmp_path / "wikitext" / name, gzip.compress(content.encode()) if name.endswith("gz") else content)
     assert texts(tmp_path, "wikitext/train*", boundary=TITLE) == ARTICLES
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.training.sources.reading import ARTICLES, TITLE, WIKITEXT
 from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.sources.documents import Document, documents
@@ -76,11 +75,6 @@ def test_hub_rows_without_a_limit_are_downloaded_once_by_the_library(use_hub: Us
     hub = use_hub([{"text": f"text {n}"} for n in range(50)])
     assert len(read()) == 50
     assert hub.streaming is False
-
-
-def test_hub_rows_may_be_lines_of_documents(use_hub: UseHub) -> None:
-    use_hub([{"text": line} for line in WIKITEXT.splitlines(keepends=True)])
-    assert [document.text for document in read(boundary=TITLE)] == ARTICLES
 
 
 # --- errors
