@@ -361,8 +361,8 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under present names, without the prefix that all have in common if the rest is a BERT. A wrapper adds
-    it: `module.`, `model.`, or `_orig_mod.`, which `torch.compile` puts before any module."""
+    """The tensors under present names, without the prefix that all have in common if the rest is a BERT: `model.` of a
+    class with a BERT in it."""
     prefix = os.path.commonprefix([*tensors]).rpartition(".")[0] + "."  # noqa: RUF071 (names are not paths)
     renamed = {_current_name(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
     fits = "bert.embeddings.position_embeddings.weight" in renamed
@@ -370,7 +370,8 @@ def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _current_name(name: str) -> str:
-    """The present name of a tensor: checkpoints of 2018 name a layer norm's weight gamma and its bias beta, and those
-    of a bare encoder lack the prefix `bert.`."""
+    """The present name of a tensor: checkpoints of 2018 name a layer norm's weight gamma and its bias beta, those of a
+    bare encoder lack the prefix `bert.`, and torch's wrappers of any module (DDP, `torch.compile`, FSDP) add a part."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    return re.sub(r"^(?=(embeddings|encoder|pooler)\.)", "bert.", name.replace("_orig_mod.", ""))
+    name = re.sub(r"\b(module|_orig_mod|_\w+_wrapped_module)\.", "", name)
+    return re.sub(r"^(?=(embeddings|encoder|pooler)\.)", "bert.", name)

@@ -217,7 +217,8 @@ def edit_config(directory: Path, **changes: Any) -> None:
         ("^", "module."),
         ("^", "model.encoder."),
         (r"^(bert\.)?", "_orig_mod.module."),
-        (r"(?<=layer\.\d\.)", "_orig_mod."),
+        (r"(?<=layer\.\d\.)", "_orig_mod._fsdp_wrapped_module."),
+        (r"^bert\.", "bert.module."),
         (r"bert\.embeddings\.word_embeddings", "cls.predictions.decoder"),  # one tensor if they are tied
         (r"LayerNorm\.(weight|bias)", lambda name: "LayerNorm." + {"weight": "gamma", "bias": "beta"}[name[1]]),  # 2018
     ],
