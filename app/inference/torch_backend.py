@@ -399,16 +399,25 @@ def _forward_of(network: Network) -> Callable[[PackedBatch], Tensor]:
 
 
 def _resolve_device(device: str) -> str:
+    fault = "" if device == "cpu" or torch.cuda.is_available() else _cuda_fault()
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise SettingsError(f"BERT_DEVICE={device}: this machine has no usable CUDA device; set auto or cpu")
-        if (torch.device(device).index or 0) >= (count := torch.cuda.device_count()):
-            raise SettingsError(
-                f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}; set one up to it"
-            )
+        if fault and (torch.version.cuda or torch.version.hip):
+            logger.warning("torch is built for GPUs, but the CPU is used: %s; BERT_DEVICE=cpu is the same", fault)
+        return "cpu" if fault else "cuda"
+    if fault:
+        raise SettingsError(f"BERT_DEVICE={device}: no usable CUDA device: {fault}; set auto or cpu")
+    if device != "cpu" and (torch.device(device).index or 0) >= (count := torch.cuda.device_count()):
+        raise SettingsError(f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}; set one up to it")
     return device
+
+
+def _cuda_fault() -> str:
+    """The first line of torch's reason why there is no GPU."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).partition("\n")[0]
+    return "torch gives no reason"
 
 
 def _resolve_dtype(dtype: str, device: str) -> str:

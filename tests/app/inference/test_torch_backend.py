@@ -339,6 +339,22 @@ def test_absent_device_is_named(pretrained: Path, sentiment: Path) -> None:
         TorchBackend(BackendConfig(pretrained, sentiment, device="cuda:99")).load()
 
 
+@pytest.mark.parametrize(("built_for", "warnings"), [("12.8", 1), (None, 0)])
+def test_device_auto_warns_if_torch_is_built_for_gpus_and_finds_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, built_for: str | None, warnings: int
+) -> None:
+    def init() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr("torch.version.cuda", built_for)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.init", init)
+    assert torch_backend._resolve_device("auto") == "cpu"
+    assert sum("the CPU is used: Found no NVIDIA driver" in message for message in caplog.messages) == warnings
+    with pytest.raises(SettingsError, match="BERT_DEVICE=cuda: no usable CUDA device: Found no NVIDIA driver"):
+        torch_backend._resolve_device("cuda")
+
+
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
