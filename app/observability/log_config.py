@@ -19,12 +19,13 @@ class UTCFormatter(logging.Formatter):
 
 
 class JSONFormatter(UTCFormatter):
-    """Writes one JSON object per line."""
+    """Writes one JSON object per line. Google Cloud reads the level as `severity`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),
+            "severity": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }

@@ -21,7 +21,8 @@ def record(**extra: object) -> logging.LogRecord:
 
 def test_json_lines_hold_the_request_id() -> None:
     line = json.loads(JSONFormatter().format(record(request_id="r1")))
-    assert (line["level"], line["message"], line["request_id"]) == ("error", "went wrong", "r1")
+    assert (line["level"], line["severity"], line["message"]) == ("error", "ERROR", "went wrong")
+    assert line["request_id"] == "r1"
 
 
 def test_json_lines_hold_the_facts_of_a_request_as_fields() -> None:
