@@ -78,7 +78,8 @@ STOPSIGNAL SIGTERM
 FROM runtime AS service
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 CMD ["python3", "-c", \
-    "import os, urllib.request as r; host, port = (os.environ.get('BERT_' + name) for name in ('HOST', 'PORT')); \
+    "import os, urllib.request as r; get = os.environ.get; \
+    host, port = get('BERT_HOST'), get('BERT_PORT') or get('PORT'); \
     host = '127.0.0.1' if host in (None, '', '0.0.0.0', '::') else f'[{host}]' if ':' in host else host; \
     r.build_opener(r.ProxyHandler({})).open(r.Request(f'http://{host}:{port or 8000}/health/ready', \
     headers={'Host': '127.0.0.1'}))"]

@@ -24,19 +24,18 @@ def serve() -> None:
     hangup = Hangup()
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, hangup.note_signal)  # reloads once the server runs; until then nothing is loaded
-    from app.errors import SettingsError
+    from app.errors import FlagError, SettingsError
     from app.inference.environment import set_defaults
     from app.observability.log_config import log_fatal
     from app.server import file_limits
-    from app.settings import Settings, parse_flags
+    from app.settings import Settings, asked_log_format, parse_flags
 
     file_limits.raise_limit()
-    flags = parse_flags(sys.argv[1:])
     try:
-        settings = Settings.read(os.environ, flags)
+        settings = Settings.read(os.environ, parse_flags(sys.argv[1:]))
     except SettingsError as error:
-        log_fatal(str(error), flags["log_format"] or os.environ.get("BERT_LOG_FORMAT", "text"))
-        sys.exit(1)
+        log_fatal(str(error), asked_log_format(sys.argv[1:], os.environ))
+        sys.exit(2 if isinstance(error, FlagError) else 1)
     set_defaults(os.environ)
     from app.server.main import serve as serve_http
 

@@ -181,3 +181,7 @@ class BackendDiedError(Exception):
 
 class SettingsError(Exception):
     """A setting with an invalid value. The message names the variable."""
+
+
+class FlagError(SettingsError):
+    """An unknown flag, or one without a value."""

@@ -9,38 +9,44 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
-    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
 )
 
-from app.errors import SettingsError
+from app.errors import FlagError, SettingsError
 from model.inference.cpu_features import available_cpus
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "BERT_"
 
-_HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-_ORIGIN = re.compile(r"\*|null|([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
+_NAME = r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*"
+_HOST = re.compile(rf"(\*\.)?{_NAME}")
+_ORIGIN = re.compile(rf"\*|null|([a-z][a-z0-9+.-]*)://({_NAME}|\[[0-9a-f:.]+\])(:[1-9][0-9]{{0,4}})?")
 """An origin as browsers send it (scheme, host in ASCII, port), or `*` for all."""
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 """Default ports, which browsers omit from an origin."""
 
 _NOT_OURS = re.compile(r"BERT_(URL$|SERVICE_|PORT_\d)")
 """Variables that are not settings: the client's, and those that Kubernetes sets for a service "bert"."""
+_UNPREFIXED = ("port", "forwarded_allow_ips")
+"""Settings that are also read without the prefix: clouds set PORT, and FORWARDED_ALLOW_IPS is uvicorn's variable."""
 _NOT_EMPTY = ("api_keys_file", "api_keys", "allowed_hosts")
 """Settings whose empty value is an error, because without them the service is open to everyone."""
+_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), "open") | dict.fromkeys(("false", "no", "0"), "off")
+"""Other words for an access: YAML reads `off` as false."""
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
 
@@ -53,12 +59,34 @@ def _split(value: object) -> object:
     return parts
 
 
-def _as_access(value: object) -> object:
-    """The access. Booleans are accepted, because YAML reads `off` as false: `true` is `open`, `false` is `off`."""
+def plain_address(text: str) -> str:
+    """An IP address in its shortest notation; an IPv4-mapped one, such as `::ffff:127.0.0.1`, as IPv4. Other text stays
+    as it is."""
     try:
-        return ("off", "open")[TypeAdapter(bool).validate_python(value)]
-    except ValidationError:
-        return value
+        address = ip_address(text.strip("[]"))
+    except ValueError:
+        return text
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def _host(given: str) -> str:
+    if not _HOST.fullmatch(host := given.lower()):
+        raise ValueError(f"{host!r} is not a host name: write example.org or *.example.org, without a port")
+    return host
+
+
+def _origin(given: str) -> str:
+    match = _ORIGIN.fullmatch(given.removesuffix("/").lower())
+    if not match or plain_address(match[2] or "") != (match[2] or "").strip("[]"):
+        raise ValueError(f"{given!r} is not an origin that browsers send: write it like https://example.org")
+    return match[0].removesuffix(_DEFAULT_PORTS.get(match[1], ""))
+
+
+def _network(given: str) -> str:
+    try:  # a network of mapped addresses, which no caller has here, becomes invalid
+        return given if given == "*" else str(ip_network(plain_address(given).removeprefix("::ffff:"), strict=False))
+    except ValueError:
+        raise ValueError(f"{given!r} is not an address: write 127.0.0.1, 10.0.0.0/8 or *") from None
 
 
 def _as_keys(value: object) -> object:
@@ -66,11 +94,11 @@ def _as_keys(value: object) -> object:
     the text."""
     parts: Any = _split(value)
     for number, key in enumerate(parts if isinstance(value, str) else (), 1):
-        if (found := re.search(r"^[#\"']|\s|[\"']$", key)) or not key.isprintable():
-            what = {"#": "is a comment", "": "has a character that cannot be seen"}
-            what |= dict.fromkeys("\"'", "begins or ends with a quotation mark")  # a shell drops it, Docker does not
-            fault = what.get(found[0] if found else "", "has white space")
-            raise ValueError(f"key {number} {fault}: keys only, with commas or line ends between them")
+        if re.search(r"^[#\"']|\s|[\"']$", key) or not key.isprintable():  # a shell drops quotes, Docker does not
+            raise ValueError(
+                f"key {number} is a comment, or has quotation marks, white space or characters that cannot be seen: "
+                "keys only, with commas or line ends between them"
+            )
     return parts
 
 
@@ -84,11 +112,13 @@ def _keys_in(file: object) -> object:
         raise ValueError("cannot be read as text; check its path and permissions") from None
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Hosts = Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], BeforeValidator(_split)]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], BeforeValidator(_split)]
+Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(_split)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_keys)]
 SecretsFile = Annotated[tuple[SecretStr, ...], BeforeValidator(_keys_in)]
 """Keys that are given as the path of a file, which is read once."""
-Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
+Access = Literal["open", "key", "off"]
 
 
 class Settings(BaseModel):
@@ -96,8 +126,8 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    host: str = Field("0.0.0.0", description="address to listen on")  # noqa: S104 (a service in a container)
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 uses a free one")
+    host: Annotated[str, AfterValidator(plain_address)] = Field("0.0.0.0", description="address to listen on")  # noqa: S104 (a service in a container)
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on, otherwise PORT; 0 uses a free one")
     pretrained: Path = Field(
         _WEIGHTS / "pretrained", description="checkpoint directory for fill-mask and next-sentence"
     )
@@ -142,16 +172,23 @@ class Settings(BaseModel):
     keep_alive_seconds: int = Field(
         75, ge=1, description="seconds until an idle connection is closed; give more than the load balancer's idle time"
     )
+    connection_seconds: float = Field(
+        300, ge=0, description="maximum age of a connection, which ends with a response; 0 for no limit"
+    )
+    forwarded_allow_ips: Networks = Field(
+        ("127.0.0.1", "::1"),
+        description="addresses or networks of proxies whose X-Forwarded-For counts, or *; else FORWARDED_ALLOW_IPS",
+    )
     api_keys_file: SecretsFile = Field((), description="file with the API keys, instead of BERT_API_KEYS")
     api_keys: Secrets = Field(
         (), description="comma-separated API keys; if set, the tasks require one (health and info do not)"
     )
-    allowed_hosts: Names = Field(
+    allowed_hosts: Hosts = Field(
         (),
         description="comma-separated Host names that are answered, such as *.example.org; by default all. "
         "IP addresses are always allowed",
     )
-    cors_origins: Names = Field((), description="comma-separated origins that browsers may call from; * for all")
+    cors_origins: Origins = Field((), description="comma-separated origins that browsers may call from; * for all")
     docs: Access = Field(
         "open",
         description="access to the playground, /docs and /openapi.json: open (all), key (key holders), off (none)",
@@ -161,6 +198,12 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug also logs one line per request"
     )
+
+    @field_validator("device", "dtype", "docs", "metrics", "log_format", "log_level", mode="before")
+    @classmethod
+    def _ignore_case(cls, given: object, info: ValidationInfo) -> str:
+        word = str(given).strip().lower()
+        return _SWITCHES.get(word, word) if info.field_name in ("docs", "metrics") else word
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -175,25 +218,6 @@ class Settings(BaseModel):
         if threads > (cores := available_cpus()):
             raise ValueError(f"this machine gives {cores} cores; set no more, or 0 for all")
         return threads
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        given = tuple(host.lower() for host in hosts)
-        for host in given:
-            if not _HOST.fullmatch(host):
-                raise ValueError(f"{host!r} is not a host name: write example.org or *.example.org, without a port")
-        return given
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        known = []
-        for origin in origins:
-            if not (match := _ORIGIN.fullmatch(origin.removesuffix("/").lower())):
-                raise ValueError(f"{origin!r} is not an origin that browsers send: write it like https://example.org")
-            known.append(match[0].removesuffix(_DEFAULT_PORTS.get(match[1], "")))
-        return tuple(known)
 
     @field_validator("docs", "metrics")
     @classmethod
@@ -211,12 +235,13 @@ class Settings(BaseModel):
         Raises:
             SettingsError: the message names every variable with an invalid value.
         """
-        variables = {name: environ.get(PREFIX + name.upper()) for name in cls.model_fields}
-        given = [(name, value) for source in (variables, flags or {}) for name, value in source.items()]
+        variables = {name: PREFIX + name.upper() for name in cls.model_fields}
+        variables |= {n: n.upper() for n in _UNPREFIXED if environ.get(n.upper()) and not environ.get(variables[n])}
+        given = [(name, environ.get(variable)) for name, variable in variables.items()] + [*(flags or {}).items()]
         try:
             return cls.model_validate({n: value for n, value in given if value or (n in _NOT_EMPTY and value == "")})
         except ValidationError as error:
-            raise SettingsError("; ".join(map(_explain, error.errors()))) from None
+            raise SettingsError("; ".join(_explain(one, variables) for one in error.errors())) from None
 
     @classmethod
     def warn_of_unknown(cls, environ: Mapping[str, str]) -> None:
@@ -228,7 +253,7 @@ class Settings(BaseModel):
                 logger.warning("unknown setting %s ignored%s", name, f"; did you mean {near[0]}?" if near else "")
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, variables: Mapping[str, str]) -> str:
     name = str(error["loc"][0])
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":
@@ -238,14 +263,16 @@ def _explain(error: Any) -> str:
         value = "***"
     # Kubernetes sets BERT_PORT=tcp://... in every pod of a namespace that has a service called "bert".
     hint = " (set by Kubernetes? use enableServiceLinks: false)" if "tcp://" in str(value) else ""
-    return f"{PREFIX}{name.upper()}={value}: {message}{hint}"
+    return f"{variables[name]}={value}: {message}{hint}"
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
-    """The flags of `bert-serve [flags]`, for `Settings.read`. Settings without a flag are None."""
+    """The flags of `bert-serve [flags]`, for `Settings.read`. Settings without a flag are None. Raises FlagError
+    for unknown flags, and for flags without a value."""
     parser = argparse.ArgumentParser(
         prog="bert-serve",
         allow_abbrev=False,
+        exit_on_error=False,
         description="Serve masked words, next sentences and sentiment over HTTP.",
         epilog="The signal SIGHUP reloads the checkpoints of a running service: kill -HUP PID (not under nohup).",
     )
@@ -259,11 +286,22 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
             metavar=f"{{{','.join(get_args(field.annotation))}}}" if is_choice else "X",
             help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown in ('', None) else shown}]",
         )
-    flags, unknown = parser.parse_known_args(arguments)
-    if unknown:  # values are not shown: one may be a key, which may begin with a hyphen
-        flags_only = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-        parser.error(f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}")
+    try:
+        flags, unknown = parser.parse_known_args(arguments)
+        if unknown:  # values are not shown: one may be a key, which may begin with a hyphen
+            flags_only = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+            raise argparse.ArgumentError(
+                None, f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}"
+            )
+    except argparse.ArgumentError as error:
+        raise FlagError(f"{error}; see bert-serve --help") from None
     return vars(flags)
+
+
+def asked_log_format(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The format of the line that says which flags or settings are wrong."""
+    flags = re.findall(r"--log-format[= ](\w+)", " ".join(arguments))
+    return (flags or [environ.get(f"{PREFIX}LOG_FORMAT", "text")])[-1].lower()
 
 
 def version() -> str:

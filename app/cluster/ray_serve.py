@@ -1,8 +1,8 @@
 """The service on a Ray cluster: each replica is the whole service, with its own queue, engine and processes.
 
 Ray's proxy reads HTTP and chooses a replica; batches form within the replica. Settings are the environment variables of
-`bert-serve`, on each node or in `runtime_env`. BERT_HOST, BERT_PORT, BERT_KEEP_ALIVE_SECONDS and BERT_DRAIN_SECONDS
-have no effect, because Ray listens and drains.
+`bert-serve`, on each node or in `runtime_env`. BERT_HOST, BERT_PORT, BERT_KEEP_ALIVE_SECONDS, BERT_CONNECTION_SECONDS,
+BERT_FORWARDED_ALLOW_IPS and BERT_DRAIN_SECONDS have no effect, because Ray listens and drains.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Application(FastAPI):
         service = self.service
         context, scope_as_sent = begin(service, scope), scope
         if scope["query_string"]:  # may hold a caller's text; agents within the app would write it into their spans
-            scope = dict(scope, query_string=b"")
+            scope, context.has_query = dict(scope, query_string=b""), True
             tracing.remove_query()
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = dict(scope, method="GET")
@@ -80,8 +80,7 @@ def _complete(message: Message, context: RequestContext) -> None:
     """Add the service's headers to the start of a response, and the request id to the request's span."""
     context.status = message["status"]
     headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
-    closes = context.service.lifecycle.is_draining or context.is_surplus
-    if closes and not context.pipeline:  # no pipelined request waits
+    if context.is_last():
         headers.append((b"connection", b"close"))
     message["headers"] = headers
     if context.service.is_traced:
@@ -152,6 +151,9 @@ def create_app(
             service.threads.shutdown(wait=False, cancel_futures=True)
 
     routes = [route for adapter in (native, *ADAPTERS) for route in adapter.routes(tasks)]
+    routes += operations.router.routes
+    routes += operations.metrics_router.routes if settings.metrics != "off" else []
+    routes += pages.router.routes if settings.docs != "off" else []
     for route in routes:
         if isinstance(route, TaskRoute):
             if route.path in service.routes:
@@ -168,11 +170,7 @@ def create_app(
         redirect_slashes=False,
         telemetry=tracing.config(),
     )
-    app.include_router(operations.router)
-    if settings.metrics != "off":
-        app.include_router(operations.metrics_router)
     if settings.docs != "off":
-        app.include_router(pages.router)
         openapi.install(app, settings, [adapter.TAG for adapter in ADAPTERS])
     problems.install(app)
     app.add_middleware(RespondMiddleware)

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from app.batching.admission import ByteBudget
 from app.batching.lifecycle import Lifecycle
 from app.observability.metrics import Metrics
-from app.settings import Settings
+from app.settings import Settings, plain_address
 from app.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -74,11 +74,12 @@ class RequestContext:
     service: Service
     is_surplus: bool = False
     """Whether its connection is above the limit."""
-    pipeline: Sized = ()
-    """Further requests that wait on the same connection."""
+    is_last: Callable[[], bool] = bool
+    """Returns whether the response ends the connection. Called when it begins."""
     started: float = field(default_factory=time.perf_counter)
     request_id: str = ""
     route: Route | None = None
+    has_query: bool = False
     inputs: int = 0
     tokens: int = 0
     computation_started: bool = False
@@ -119,7 +120,7 @@ def begin(service: Service, scope: Scope) -> RequestContext:
         context = scope[CONTEXT] = RequestContext(service)
     context.request_id = _request_id(scope["headers"])
     if scope["method"] == "POST":
-        context.route = service.routes.get(_path_in_app(scope))
+        context.route = service.routes.get(path_in_app(scope))
     return context
 
 
@@ -143,12 +144,12 @@ def _address(scope: Scope) -> str:
     """The caller's address, or `-` if a proxy's `X-Forwarded-For` gave something else."""
     host, port = scope["client"] or ("", 0)
     try:
-        return f"{ip_address(host.partition('%')[0])}:{port}"  # without the zone, which is arbitrary text
+        return f"{ip_address(plain_address(host.partition('%')[0]))}:{port}"  # a zone is arbitrary text
     except ValueError:
         return "-"
 
 
-def _path_in_app(scope: Scope) -> str:
+def path_in_app(scope: Scope) -> str:
     """The path without the prefix under which the app is mounted."""
     path: str = scope["path"]
     root = scope.get("root_path", "").rstrip("/")

@@ -45,6 +45,7 @@ def serve(settings: Settings, hangup: Hangup) -> int:
         access_log=False,  # `RequestContext` logs requests, with their ids
         log_config=log_config(settings.log_format, settings.log_level),
         server_header=False,
+        forwarded_allow_ips="*" if "*" in settings.forwarded_allow_ips else list(settings.forwarded_allow_ips),
         backlog=4096,
         timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=1,  # by then the drain is over

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import random
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from app.http.context import CONTEXT, RequestContext, Service
 from app.server import file_limits
 from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
+from app.settings import plain_address
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +53,9 @@ class BoundedProtocol(HttpToolsProtocol):
     - more than `MAX_PIPELINED` requests wait for earlier ones;
     - it is more than `SPARE_CONNECTIONS` above the limit of connections.
 
-    On a connection above the limit, the app refuses tasks, and the connection closes after its first response. A body
-    that the app reads is bounded by the request's deadline (`app.http.handle`).
+    On a connection above the limit, the app refuses tasks, and the connection closes after its first response. So does
+    a connection that has reached its age, and each while the service drains; requests that were received are answered
+    first. A body that the app reads is bounded by the request's deadline (`app.http.handle`).
     """
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
@@ -62,6 +66,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._max_connections = file_limits.max_connections(self._service.settings.max_connections, SPARE_CONNECTIONS)
         self._is_surplus = False
         """Whether the connection is above the limit."""
+        self._ends_at = math.inf
+        """`time.monotonic()` from which a response ends the connection."""
         self.unread = 0
         """Bytes of a response that were left when its caller began to read more slowly than they are written; 0 once it
         has read them."""
@@ -91,6 +97,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._warn_of_closed_connections()
             transport.abort()
             return
+        if self.client is not None:
+            self.client = plain_address(self.client[0]), self.client[1]
+        if age := self._service.settings.connection_seconds:
+            self._ends_at = time.monotonic() + age * random.uniform(0.5, 1)  # noqa: S311 (spreads the ends)
         self._is_surplus = surplus > 0
         if self._is_surplus:
             self.timeout_keep_alive = min(self.timeout_keep_alive, MAX_IDLE_SURPLUS_SECONDS)
@@ -116,7 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running_cycle.message_event.set()
         super().connection_lost(exc)
         # Break the reference cycles: after `gc.freeze()`, which a reload calls, they would never be collected.
-        self.cycle = self._running_cycle = self._cycle_transport = None  # type: ignore[assignment]
+        self.scope = self.cycle = self._running_cycle = self._cycle_transport = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes to the parser, within the limits."""
@@ -141,6 +151,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes = unfinished
         elif self._is_idle() and self.timeout_keep_alive_task is None:
             self._keep_alive()  # uvicorn stopped the timer at the first byte, but no request began
+
+    def _is_last(self) -> bool:
+        """Whether the response that begins now ends the connection. Further requests that have begun are answered
+        first."""
+        ends = self._is_surplus or self._service.lifecycle.is_draining or time.monotonic() >= self._ends_at
+        return ends and not self.pipeline and not (self._in_request and self._in_head)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's message is not used)
         """Reject bytes that are not HTTP. Called by uvicorn, also after an error of `on_header`."""
@@ -188,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._close_at_once()
             return
-        context = RequestContext(self._service, self._is_surplus, self.pipeline)
+        context = RequestContext(self._service, self._is_surplus, self._is_last)
         self.scope[CONTEXT] = context  # type: ignore[literal-required]
         try:
             super().on_headers_complete()
@@ -257,12 +273,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close_when_answered(self) -> None:
         """Close after the caller has read the response; uvicorn has no timeout for a connection that is closing.
 
-        If the caller still sends, close only our side, and drop its input until it closes or the read timeout ends.
-        Closing with unread input resets the connection, and the response is lost.
+        If the caller still sends, or may send because it did not expect the end, close only our side, and drop its
+        input until it closes or the read timeout ends. Closing with unread input resets the connection, and the
+        response is lost.
         """
         if self._is_closing():
             return
-        if self._in_request or self._ignore_input:
+        if self._in_request or self._ignore_input or time.monotonic() >= self._ends_at:
             self._ignore_input = self._discarding_input = True
             self.pipeline.clear()
             self.flow.resume_reading()

@@ -45,11 +45,23 @@ finally:
     assert "Traceback" not in ended.stderr
 
 
-def test_wrong_setting_is_a_json_line_if_asked_for() -> None:
-    command, environ = [sys.executable, "-m", "app", "--port", "none"], os.environ | {"BERT_LOG_FORMAT": "json"}
+@pytest.mark.parametrize(
+    ("arguments", "log_format", "message"),
+    [
+        (["--port", "none"], "json", "BERT_PORT=none: "),
+        (["--prot=1"], "JSON", "unknown arguments: --prot; see bert-serve --help"),
+        (["--log-format", "json", "--port"], "", "argument --port: expected one argument"),
+    ],
+)
+def test_wrong_flag_or_setting_is_one_json_line_if_asked_for(
+    arguments: list[str], log_format: str, message: str
+) -> None:
+    command, environ = [sys.executable, "-m", "app", *arguments], os.environ | {"BERT_LOG_FORMAT": log_format}
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert json.loads(ended.stderr)["message"].startswith("BERT_PORT=none: ")
+    assert ended.returncode == (1 if arguments == ["--port", "none"] else 2)
+    line = json.loads(ended.stderr)
+    assert line["message"].startswith(message)
+    assert line["severity"] == "CRITICAL"
 
 
 def test_defaults_are_the_shipped_weights_and_port_8000() -> None:
@@ -63,6 +75,28 @@ def test_flags_override_the_environment() -> None:
     environ = {"BERT_PORT": "9000", "BERT_HOST": "127.0.0.1", "PORT": "1"}
     settings = Settings.read(environ, parse_flags(["--port", "9001", "--max-queue-tokens", "7"]))
     assert (settings.host, settings.port, settings.max_queue_tokens) == ("127.0.0.1", 9001, 7)
+
+
+def test_variables_of_clouds_and_of_uvicorn_count_without_the_prefix() -> None:
+    settings = Settings.read({"PORT": "9104", "FORWARDED_ALLOW_IPS": "[::1],::FFFF:10.0.0.1,10.1.2.3/8,*"})
+    assert settings.port == 9104
+    assert settings.forwarded_allow_ips == ("::1/128", "10.0.0.1/32", "10.0.0.0/8", "*")
+    assert Settings.read({"PORT": "9104", "BERT_PORT": "9105"}).port == 9105
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [("[::]", "::"), ("0:0::0", "::"), ("::ffff:127.0.0.1", "127.0.0.1"), ("localhost", "localhost")],
+)
+def test_host_is_in_one_notation(given: str, host: str) -> None:
+    assert Settings.read({"BERT_HOST": given}).host == host
+
+
+def test_words_may_have_any_case() -> None:
+    given = {"DEVICE": "CPU", "DTYPE": "BFloat16", "LOG_FORMAT": "JSON ", "LOG_LEVEL": "Warning", "METRICS": "OPEN"}
+    settings = Settings.read({f"BERT_{name}": value for name, value in given.items()})
+    words = (settings.device, settings.dtype, settings.log_format, settings.log_level, settings.metrics)
+    assert words == ("cpu", "bfloat16", "json", "warning", "open")
 
 
 def test_empty_variable_is_as_good_as_none() -> None:
@@ -102,7 +136,7 @@ def test_origins_are_as_browsers_send_them() -> None:
         ("open", "open"),
         ("false", "off"),
         ("no", "off"),
-        ("off", "off"),
+        ("Off", "off"),
         ("key", "key"),
     ],
 )
@@ -127,6 +161,12 @@ def test_access_is_a_word_or_a_switch(value: str, access: str) -> None:
         ("BERT_ALLOWED_HOSTS", "example.org:8000"),
         ("BERT_ALLOWED_HOSTS", "https://example.org"),
         ("BERT_ALLOWED_HOSTS", "*"),
+        ("PORT", "tcp://10.0.0.1:8000"),
+        ("FORWARDED_ALLOW_IPS", "localhost"),
+        ("FORWARDED_ALLOW_IPS", "10.0.0.*"),
+        ("FORWARDED_ALLOW_IPS", "::ffff:0:0/96"),  # callers have IPv4 addresses
+        ("BERT_CORS_ORIGINS", "https://a..example"),
+        ("BERT_CORS_ORIGINS", "http://[0:0::1]:3000"),  # browsers send [::1]
         ("BERT_CORS_ORIGINS", "example.org"),
         ("BERT_CORS_ORIGINS", "localhost:3000"),
         ("BERT_CORS_ORIGINS", "https://example.org/page"),
@@ -174,21 +214,6 @@ def test_device_says_what_to_write() -> None:
         Settings.read({"BERT_DEVICE": "2"})
 
 
-def test_value_without_a_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        Settings.read({}, parse_flags(["secret"]))
-    printed = capsys.readouterr().err
-    assert "unknown arguments: a value without its flag" in printed
-    assert "secret" not in printed
-
-
-def test_unknown_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        Settings.read({}, parse_flags(["--prot", "1"]))
-    assert ended.value.code == 2
-    assert "--prot" in capsys.readouterr().err
-
-
 def test_unknown_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     environ = {
         "BERT_API_KEY": "secret", "BERT_MAX_QUEUE_TOKEN": "7",
@@ -215,20 +240,19 @@ def test_api_keys_without_a_key_are_an_error_that_says_what_to_do(value: str) ->
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "number"),
     [
-        ("# zqx\nalpha", "key 1 is a comment"),
-        ("alpha,zqx y", "key 2 has white space"),
-        ("alpha,zqx\u200b0", "key 2 has a character that cannot be seen"),
-        ("alpha,zqx\x000", "key 2 has a character that cannot be seen"),
-        ('"zqx"', "key 1 begins or ends with a quotation mark: keys only, with commas or line ends between them"),
-        ('"zqx,alpha"', "key 1 begins or ends with a quotation mark"),
-        ("alpha,zqx'", "key 2 begins or ends with a quotation mark"),
-        ("'zqx'", "key 1 begins or ends with a quotation mark"),
+        ("# zqx\nalpha", 1),
+        ("alpha,zqx y", 2),
+        ("alpha,zqx\u200b0", 2),
+        ("alpha,zqx\x000", 2),
+        ('"zqx"', 1),
+        ('"zqx,alpha"', 1),
+        ("alpha,zqx'", 2),
     ],
 )
-def test_api_keys_that_no_caller_can_mean_are_an_error(value: str, message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as raised:
+def test_api_keys_that_no_caller_can_mean_are_an_error(value: str, number: int) -> None:
+    with pytest.raises(SettingsError, match=f"key {number} is a comment, or has .* commas or line ends") as raised:
         Settings.read({"BERT_API_KEYS": value})
     assert "zqx" not in str(raised.value)
 
@@ -257,7 +281,7 @@ def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
         (None, "^BERT_API_KEYS_FILE=.*keys: cannot be read as text"),
         (b"\xff\xfe", "cannot be read as text"),
         (b" \n", "^BERT_API_KEYS_FILE=.*keys: is empty"),
-        (b"one\n\n# of the website\ntwo", "key 2 is a comment: keys only, with commas or line ends between them"),
+        (b"one\n\n# of the website\ntwo", "key 2 is a comment, or has "),
     ],
 )
 def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
@@ -282,12 +306,10 @@ def test_setting_that_would_open_the_service_is_not_empty(name: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--api-key=secret"], ["--api-key", "secret"], ["--api-key", "-secret"], ["--keys=secret", "--port", "1"]],
+    [["--api-key=secret"], ["--api-key", "-secret"], ["--keys=secret", "--port", "1"], ["secret"], ["--port"]],
 )
-def test_unknown_flag_is_named_without_its_value(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        Settings.read({}, parse_flags(arguments))
-    printed = capsys.readouterr().err
-    assert raised.value.code == 2
-    assert f"unknown arguments: {arguments[0].partition('=')[0]}" in printed
-    assert "secret" not in printed
+def test_unknown_or_empty_flag_is_named_without_its_value(arguments: list[str]) -> None:
+    named = arguments[0].partition("=")[0] if arguments != ["secret"] else "a value without its flag"
+    with pytest.raises(SettingsError, match=named) as raised:
+        parse_flags(arguments)
+    assert "secret" not in str(raised.value)

@@ -282,8 +282,11 @@ def test_start_without_a_usable_torch_logs_json_if_asked_to(checkpoints: dict[st
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
 def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | WITHOUT_TORCH | {"BERT_HOST": "::"}) as process:
+    environ = {"BERT_HOST": "::", "BERT_LOG_LEVEL": "debug", "FORWARDED_ALLOW_IPS": "127.0.0.1"}
+    with running(checkpoints | WITHOUT_TORCH | environ) as process:
         process.until_ready()  # by 127.0.0.1
+        httpx.get(f"{process.url}/info", timeout=PATIENCE)
+        httpx.get(f"{process.url}/docs", headers={"X-Forwarded-For": "::ffff:192.0.2.7"}, timeout=PATIENCE)
         assert httpx.get(f"http://[::1]:{process.port}/health/live", timeout=PATIENCE).status_code == 200
         process.send(signal.SIGTERM)
         code, output = process.end()
@@ -293,6 +296,8 @@ def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(ch
         r"ready in \d+ s: tiny-pretrained \(words, next sentence\), tiny-sentiment \(labels\); cpu, ", output
     )
     assert "SIGTERM: draining; requests to answer: 0, within 25 s" in output
+    assert re.search(r"client=127\.0\.0\.1:\d+ method=GET path=/info ", output)
+    assert "client=192.0.2.7:0 method=GET path=/docs " in output
     assert "uvicorn" not in output
     assert "Traceback" not in output
 

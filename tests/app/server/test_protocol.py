@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import bert_client
 from app.server.protocol import BoundedProtocol
 from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, running
 from tests.app.server.conftest import Served, StartServer
@@ -513,6 +514,32 @@ async def test_idle_connection_is_closed_after_the_keep_alive_seconds(start_serv
         second._run()
         assert await reader.read() == b""  # it was closed
         writer.close()
+
+
+@pytest.mark.parametrize("requests", [1, 3, 100])
+async def test_old_connection_ends_after_the_requests_that_were_received(
+    start_server: StartServer, requests: int
+) -> None:
+    whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    half = len(whole) * (requests - 1) + 20  # in the last head
+    async with start_server(connection_seconds=0.001) as served:
+        for sent in ([whole * requests], [(whole * requests)[:half], (whole * requests)[half:]]):
+            received = await asyncio.to_thread(exchange, served.port, *sent)
+            assert statuses(received) == [b"200"] * requests
+            assert re.findall(rb"(?i)connection: close", received) == [b"connection: close"]
+
+
+async def test_old_connections_end_without_an_error_of_the_client(start_server: StartServer) -> None:
+    async with start_server(connection_seconds=0.001) as served:
+        client = bert_client.AsyncBertClient(
+            f"http://127.0.0.1:{served.port}", retry=bert_client.RetryPolicy(attempts=1)
+        )
+        for _ in range(20):
+            assert len(await client.sentiment(["good"] * 5)) == 5
+        await client.aclose()
+    async with start_server(connection_seconds=0) as served:
+        answers = [await served.client.get("/health/live") for _ in range(5)]
+    assert all("connection" not in answer.headers for answer in answers)
 
 
 async def test_connection_without_a_request_yet_is_an_idle_one(hasty: Served) -> None:
