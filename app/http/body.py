@@ -55,8 +55,7 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
     Raises:
         NotJSONError: the body is not JSON in UTF-8, holds NaN, or is nested too deeply.
         InvalidInputError: a string holds a lone surrogate.
-        TooLargeError: the body has more than `max_inputs` inputs, which are not validated, or far too many values,
-            which are not parsed.
+        TooLargeError: the body has far more values than a request of `max_inputs` inputs; they are not parsed.
         InvalidRequestError: the JSON does not fit the schema.
     """
     body = body.removeprefix(codecs.BOM_UTF8)  # RFC 8259 allows ignoring it
@@ -65,13 +64,20 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
         given = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         _raise_not_json(body, error)
-    inputs = given.get("inputs") if isinstance(given, dict) else None
-    if isinstance(inputs, list):
-        check_inputs(len(inputs), max_inputs)
+    if not isinstance(given, dict):
+        raise errors.InvalidRequestError.at(_not_an_object(given, schema))
     try:
         return schema.model_validate(given)
     except ValidationError as error:
         _raise_invalid(error, schema)
+
+
+def _not_an_object(given: Any, schema: type[BaseModel]) -> str:
+    kind = "an array" if isinstance(given, list) else "a string" if isinstance(given, str) else "another value"
+    if kind == "a string" and given.lstrip().startswith(("{", "[")):
+        kind = "JSON in a string, which was encoded twice"
+    needed = ", ".join(f'"{name}": …' for name, field in schema.model_fields.items() if field.is_required())
+    return f"Input should be an object, {{{needed}}}; the body is {kind}"
 
 
 def _check_values(body: bytes, max_inputs: int) -> None:
@@ -126,8 +132,8 @@ def _has_half_character(value: Any) -> bool:
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
     details = error.errors(include_url=False, include_input=False, include_context=False)  # keeps texts out of logs
-    # The misspelt field comes before the missing one that it explains.
-    details.sort(key=lambda detail: (detail["type"], detail["loc"]) == ("missing", ("inputs",)))
+    # A misspelt field comes before the missing one that it explains.
+    details.sort(key=lambda detail: (detail["type"], len(detail["loc"])) == ("missing", 1))
     details = details[: errors.MAX_FAULTS]
     raise errors.InvalidRequestError([errors.Fault(_message(d, schema), _loc(d)) for d in details]) from None
 

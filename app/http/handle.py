@@ -25,7 +25,7 @@ from app import errors
 from app.batching.admission import Deadline
 from app.batching.engine import Engine
 from app.http import openapi
-from app.http.body import parse
+from app.http.body import check_inputs, parse
 from app.http.context import RequestContext, Service, context_of
 from app.http.head import admit
 from app.observability import tracing
@@ -81,7 +81,6 @@ class TaskRoute(APIRoute):
         description: str = "",
         tag: str = "tasks",
         parse_body: Parse | None = None,
-        binary: bool = False,
     ) -> None:
         """Make a route.
 
@@ -92,9 +91,8 @@ class TaskRoute(APIRoute):
             example: A response's body, for the OpenAPI document.
             description: Description in the OpenAPI document; by default the docstring of `to_call`.
             tag: Group of operations in the OpenAPI document.
-            parse_body: Parses a body; by default, JSON that fits the schema.
-            binary: Whether bodies may also be `application/octet-stream` or lack a media type, and responses may be
-                binary.
+            parse_body: Parses a body; by default, JSON that fits the schema. With another parser, bodies may also be
+                `application/octet-stream` or lack a media type, and responses may be binary.
         """
 
         def endpoint(body: Any) -> Call:
@@ -110,10 +108,10 @@ class TaskRoute(APIRoute):
             description=description or inspect.getdoc(to_call),
             tags=[tag],
             response_model=None,
-            **openapi.task(response, example, binary=binary),
+            **openapi.task(response, example, binary=parse_body is not None),
         )
         self.task = task
-        self._binary = binary
+        self._binary = parse_body is not None
         self.app = self.answer  # for paths that only FastAPI's router recognises, and for traced requests
         self._to_call = to_call
         self._parse = parse_body or (lambda body, _, max_inputs: parse(request, body, max_inputs))
@@ -130,6 +128,7 @@ class TaskRoute(APIRoute):
                 body = await _read(receive, service, max_bytes)
                 call = self._to_call(self._parse(body, headers, service.settings.max_client_batch))
                 del body
+                check_inputs(len(call.inputs), service.settings.max_client_batch)
                 if call.timeout is not None and call.timeout < deadline.remaining:
                     deadline = Deadline.after(call.timeout, from_client=True)
                     timer.reschedule(deadline.at)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, replace
 
 from fastapi import FastAPI, Request, Response
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from app import errors
-from app.http.context import RequestContext, context_of
+from app.http.context import RequestContext, context_of, path_in_app, service_of
 from app.tasks.schemas import described
 from model import errors as model_errors
 
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 500
+_QUERY_IGNORED = "; the query string is not read: its values belong in the JSON"
 
 
 @described
@@ -115,14 +117,14 @@ def error_response(error: Exception, context: RequestContext) -> Response:
         logger.error("unhandled error", exc_info=error, extra={"request_id": context.request_id})
     elif kind.status == 500:
         logger.error("%s", error, extra={"request_id": context.request_id})
-    paths = [operation.path for task in context.service.tasks for operation in task.operations]
-    return problem_response(error, context.request_id, paths)
+    remark = _QUERY_IGNORED if context.has_query and kind.status in (400, 405, 415, 422) else ""
+    return problem_response(error, context.request_id, remark)
 
 
-def problem_response(error: Exception, request_id: str, paths: Sequence[str] = ()) -> Response:
-    """The response to an error. An internal error does not show its message. `paths`: the tasks' paths."""
+def problem_response(error: Exception, request_id: str, remark: str = "") -> Response:
+    """The response to an error. An internal error does not show its message. `remark`: the end of `detail`."""
     kind = problem_type(error)
-    detail = shorten(_detail(error, kind, paths))
+    detail = shorten(_detail(error, kind) + remark)
     body: Problem = {
         "type": f"urn:bert-service:problem:{kind.code}",
         "title": kind.title,
@@ -140,17 +142,28 @@ def install(app: FastAPI) -> None:
     """Respond to unknown paths and methods. `application.respond` handles all other errors."""
 
     async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            error = HTTPException(404, _no_such_path(request))
         return error_response(error, context_of(request.scope))
 
     app.add_exception_handler(HTTPException, handle)
 
 
-def _detail(error: Exception, problem: ProblemType, paths: Sequence[str]) -> str:
+def _no_such_path(request: Request) -> str:
+    """Names the paths of this method that begin with the same part, otherwise those that are spelt alike, the nearest
+    first; otherwise the tasks. Version 1 of the Open Inference Protocol has similar paths as version 2."""
+    path = re.sub(r"^/v1\b", "/v2", path_in_app(request.scope)[:_MAX_DETAIL])
+    paths = [route.path for route in request.app.routes if request.method in route.methods]
+    family = [known for known in paths if known.split("/")[1] == path.lstrip("/").partition("/")[0]]
+    near = difflib.get_close_matches(path, family, 5, 0) or difflib.get_close_matches(path, paths)
+    tasks = (operation.path for task in service_of(request).tasks for operation in task.operations)
+    return "no such path; " + (f"see {request.method} {', '.join(near)}" if near else f"see POST {', '.join(tasks)}")
+
+
+def _detail(error: Exception, problem: ProblemType) -> str:
     if problem is INTERNAL_ERROR:
         return "internal error; the log has it with this request id"
     if isinstance(error, HTTPException):
-        if error.status_code == 404:
-            return f"no such path; the tasks are POST {', '.join(paths)}"
         return f"use {_headers(error)['Allow']}" if error.status_code == 405 else error.detail
     return str(error)
 

@@ -76,7 +76,7 @@ class Mask(TypedDict):
 
 
 @described
-class FillMaskResult(Reading):
+class MaskResult(Reading):
     """The result of a text."""
 
     masks: list[Mask]
@@ -89,7 +89,7 @@ class FillMaskResponse(TypedDict):
 
     model: str
     """The checkpoint that computed the results."""
-    results: list[FillMaskResult]
+    results: list[MaskResult]
 
 
 @dataclass(slots=True)
@@ -134,9 +134,9 @@ class FillMaskQuestion(Question):
         masks = [tuple(i for i, token in enumerate(one.ids) if token == mask_id) for one in encodings]
         return Query(encodings, masks=masks, top_k=self.words_per_mask, targets=self.target_ids)
 
-    def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[FillMaskResult]:
+    def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[MaskResult]:
         """The predictions for each mask of each text."""
-        results: list[FillMaskResult] = []
+        results: list[MaskResult] = []
         inputs = zip(map(str, self.inputs), query.encodings, query.masks, outputs, strict=True)
         for text, encoding, positions, words in inputs:
             assert isinstance(words, Words)

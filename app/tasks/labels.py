@@ -53,7 +53,8 @@ class LabelQuestion(Question):
     """The labels of texts or pairs.
 
     Raises:
-        InvalidRequestError: the checkpoint has another score function than `function_to_apply`.
+        InvalidRequestError: the checkpoint has another score function than `function_to_apply`, or, with `one_label`,
+            several labels.
     """
 
     served: ServedModel
@@ -67,6 +68,7 @@ class LabelQuestion(Question):
     """See `Tokenizer.encode`; by default the checkpoint's."""
     function_to_apply: str | None = None
     """`none` for logits as scores, or the checkpoint's own score function."""
+    one_label: bool = False
     spans = False
     split_advice = "lower top_k, or send fewer texts"
 
@@ -78,6 +80,8 @@ class LabelQuestion(Question):
                 *("parameters", "function_to_apply"),
             )
         self.labels = self.labels or config.labels
+        if self.one_label and len(self.labels) > 1:
+            raise InvalidRequestError.at(f"the checkpoint must have one label for this, but has {len(self.labels)}")
 
     def encode(self, given: Input) -> Encoding:
         """Tokenize a text or pair."""

@@ -137,7 +137,7 @@ class ThreadBackend:
 def _outputs(part: Part) -> list[ModelOutput]:
     query = part.query
     if not query.masks:
-        return [[0.25, 0.75] for _ in range(part.inputs)]
+        return [[0.25, 0.75][: query.labels] for _ in range(part.inputs)]
     chosen = list(query.targets or range(5, 76))[: query.top_k]
     scores = [1 / (rank + 2) for rank in range(len(chosen))]
     return [Words(scores * len(masks), chosen * len(masks)) for masks in query.masks[part.start : part.stop]]

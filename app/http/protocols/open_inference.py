@@ -22,7 +22,7 @@ from app.http.body import check_inputs, parse
 from app.http.context import Service, service_of
 from app.http.handle import Call, TaskRoute
 from app.inference.contract import Head
-from app.tasks.schemas import MAX_TOP_K, Input, Items, Parameters, Strict, TextPair, given, with_examples
+from app.tasks.schemas import MAX_TOP_K, Input, Items, Parameters, Strict, TextPair, given
 from app.tasks.task import Task, TaskResult
 from model.tokenizer_dir import MASK
 
@@ -91,10 +91,6 @@ class InferParameters(Parameters):
 class InferRequest(Strict):
     """Texts, or pairs of texts, as tensors."""
 
-    model_config = with_examples(
-        {"id": "1", "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["It is a [MASK] day."]}]}
-    )
-
     id: str | None = None
     model_name: str | None = Field(None, description="Ignored: the path names the model. KServe's client sends it.")
     model_version: str | None = Field(None, description="Ignored: models have no versions.")
@@ -135,7 +131,7 @@ def _parse(body: bytes, headers: Mapping[bytes, str], max_inputs: int) -> InferR
     if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= len(body)):
         raise _invalid(f"must be the bytes of the JSON, at most {len(body)}", "header", _HEADER_LENGTH)
     end = int(given)
-    asked = parse(InferRequest, body[:end], max(max_inputs, _MAX_TENSORS))
+    asked = parse(InferRequest, body[:end], max_inputs)
     tensors = []
     for i, tensor in enumerate(asked.inputs):
         count, size = _count(tensor.shape, i), tensor.parameters and tensor.parameters.binary_data_size
@@ -251,7 +247,7 @@ def _route(task: Task) -> TaskRoute:
             min(microseconds, _MAX_TIMEOUT) / 1e6 if microseconds else None,
         )
 
-    return TaskRoute(
+    route = TaskRoute(
         f"/v2/models/{task.name}/infer",
         task,
         to_call,
@@ -265,8 +261,11 @@ def _route(task: Task) -> TaskRoute:
         summary=f"Infer: {task.name}",
         tag=TAG["name"],
         parse_body=_parse,
-        binary=True,
     )
+    example = {"id": "1", "inputs": [{**_tensor(name, 1), "data": ["A [MASK] day."]} for name in _TENSORS[task.inputs]]}
+    asked = {"requestBody": {"content": {"application/json": {"example": example}}}}
+    route.openapi_extra = (route.openapi_extra or {}) | asked
+    return route
 
 
 def _response(task: Task, request_id: str | None, rows: list[list[Any]], is_binary: dict[str, bool]) -> Response:

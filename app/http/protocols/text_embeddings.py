@@ -1,10 +1,12 @@
-"""`POST /predict` and `/tokenize` with the request and response bodies of text-embeddings-inference."""
+"""`POST /predict`, `/rerank` and `/tokenize` with the request and response bodies of text-embeddings-inference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag
 from pydantic.json_schema import SkipJsonSchema
@@ -12,7 +14,6 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from app.batching.admission import CHARACTERS_PER_TOKEN
 from app.errors import Loc, TooLargeError
-from app.http.body import check_inputs, parse
 from app.http.handle import MAX_RESPONSE_BYTES, Call, TaskRoute
 from app.http.native import as_sent, locate_one
 from app.http.protocols.hugging_face import predictions
@@ -69,7 +70,17 @@ PredictInputs = TypeAliasType(
 )
 
 
-class PredictRequest(Strict):
+class ScoreRequest(Strict):
+    """How texts are cut and scored."""
+
+    truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
+    truncation_direction: Annotated[Literal["left", "right"] | None, BeforeValidator(_lower)] = Field(
+        None, description="The end of a text at which it is cut. Default: as the loaded checkpoint says."
+    )
+    raw_scores: StrictBool | None = Field(None, description="Answer with logits instead of probabilities.")
+
+
+class PredictRequest(ScoreRequest):
     """One text, one pair, or many of both."""
 
     model_config = with_examples(
@@ -81,11 +92,16 @@ class PredictRequest(Strict):
     inputs: PredictInputs = Field(
         description="A text; `[text, text]`, which is one pair; or a batch, `[[text] or [text, text], ...]`."
     )
-    truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
-    truncation_direction: Annotated[Literal["left", "right"] | None, BeforeValidator(_lower)] = Field(
-        None, description="The end of a text at which it is cut. Default: as the loaded checkpoint says."
-    )
-    raw_scores: StrictBool | None = Field(None, description="Answer with logits instead of probabilities.")
+
+
+class RerankRequest(ScoreRequest):
+    """A query, and the texts to sort by how well they match it."""
+
+    model_config = with_examples({"query": "a film for children", "texts": ["It broke.", "My son loved the film."]})
+
+    query: str
+    texts: Items[str] = Field(min_length=1)
+    return_text: StrictBool | None = Field(None, description="Repeat each text in the answer. Default: false.")
 
 
 class TokenizeRequest(Strict):
@@ -96,6 +112,17 @@ class TokenizeRequest(Strict):
     inputs: OneOrMany[str] = Field(title="TokenizeInputs", description="One text or many.")
     add_special_tokens: StrictBool | None = Field(None, description="Include `[CLS]` and `[SEP]`. Default: true.")
     prompt_name: SkipJsonSchema[None] = None  # the model has no prompts; generators know no field that is only null
+
+
+@described
+class Rank(TypedDict):
+    """How well a text matches the query."""
+
+    index: int
+    """Index of the text in the request."""
+    score: float
+    """The sigmoid of the checkpoint's only logit, or with `raw_scores` the logit."""
+    text: NotRequired[str]
 
 
 PredictResponse = TypeAliasType("PredictResponse", list[LabelPrediction] | list[list[LabelPrediction]])
@@ -117,19 +144,14 @@ class TextToken(TypedDict):
     """Index after its last character; null if it was added."""
 
 
-def _parse(body: bytes, _: Mapping[bytes, str], max_inputs: int) -> PredictRequest:
-    asked = parse(PredictRequest, body, max(max_inputs, 2))  # a pair is a list of two
-    check_inputs(len(asked.inputs) if _is_batch(asked) else 1, max_inputs)
-    return asked
-
-
-def _is_batch(body: PredictRequest) -> bool:
-    return isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
+def _truncation(body: ScoreRequest) -> dict[str, Any]:
+    """Arguments of `LabelQuestion`."""
+    return {"truncate": bool(body.truncate), "truncation": _KEPT_ENDS[body.truncation_direction]}
 
 
 def predict(body: PredictRequest) -> Call:
     """The labels of one text or pair, highest score first. A batch gets a list of such lists."""
-    is_batch = _is_batch(body)
+    is_batch = isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
     rows: list[Any] = as_list(body.inputs) if is_batch else [as_list(body.inputs)]
 
     def locate(loc: Loc) -> Loc:
@@ -138,13 +160,29 @@ def predict(body: PredictRequest) -> Call:
 
     return Call(
         [TextPair(*row) if len(row) == 2 else row[0] for row in rows],
-        {
-            "truncate": bool(body.truncate),
-            "truncation": _KEPT_ENDS[body.truncation_direction],
-            "function_to_apply": "none" if body.raw_scores else None,
-        },
+        _truncation(body) | {"function_to_apply": "none" if body.raw_scores else None},
         predictions if is_batch else lambda result: predictions(result)[0],
         locate,
+    )
+
+
+def rerank(body: RerankRequest) -> Call:
+    """The texts by how well they match the query, best first. Needs a checkpoint with one label."""
+
+    def write(result: TaskResult) -> list[Rank]:
+        ranks: list[Rank] = []
+        for index, ((found,), text) in enumerate(zip(predictions(result), body.texts, strict=True)):
+            score = found["score"] if body.raw_scores else (1 + math.tanh(found["score"] / 2)) / 2  # the sigmoid
+            ranks.append({"index": index, "score": score})
+            if body.return_text:
+                ranks[-1]["text"] = text
+        return sorted(ranks, key=itemgetter("score"), reverse=True)
+
+    return Call(
+        [TextPair(body.query, text) for text in body.texts],
+        _truncation(body) | {"function_to_apply": "none", "one_label": True},
+        write,
+        lambda loc: ("query",) if "text" in loc else ("texts", *loc[1:2]),
     )
 
 
@@ -206,18 +244,8 @@ class TokenizeQuestion(Question):
 
 
 def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
-    """`/predict` for the first task that takes texts and pairs, and `/tokenize`."""
+    """`/predict` for the first task that takes texts and pairs, `/rerank` and `/tokenize`."""
     classifier = next(task for task in tasks if task.inputs == "either")
-    tokenizer = Task(
-        name="tokenize",
-        description="",
-        operations=(),
-        request=TokenizeRequest,
-        response=list[list[TextToken]],
-        head=classifier.head,
-        inputs="text",
-        question=TokenizeQuestion,
-    )
     return [
         TaskRoute(
             "/predict",
@@ -228,14 +256,23 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
             example=[{"label": "POSITIVE", "score": 0.98}, {"label": "NEGATIVE", "score": 0.02}],
             summary="Classify texts",
             tag=TAG["name"],
-            parse_body=_parse,
+        ),
+        TaskRoute(
+            "/rerank",
+            replace(classifier, name="rerank"),
+            rerank,
+            request=RerankRequest,
+            response=list[Rank],
+            example=[{"index": 1, "score": 0.93}, {"index": 0, "score": 0.02}],
+            summary="Sort texts by a query",
+            tag=TAG["name"],
         ),
         TaskRoute(
             "/tokenize",
-            tokenizer,
+            replace(classifier, name="tokenize", question=TokenizeQuestion),
             tokenize,
             request=TokenizeRequest,
-            response=tokenizer.response,
+            response=list[list[TextToken]],
             example=[[{"id": 1509, "text": "movie", "special": False, "start": 4, "stop": 9}]],
             summary="Tokenize texts",
             tag=TAG["name"],

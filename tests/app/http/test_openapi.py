@@ -45,10 +45,19 @@ def test_document_equals_docs_openapi_json(document: Any) -> None:
 def test_document_has_the_known_operation_ids(document: Any) -> None:
     assert {operation["operationId"] for _, operation in operations(document)} == {
         *("fill_mask", "next_sentence", "sentiment", "classify", "hf_fill_mask", "hf_text_classification"),
-        *("predict", "tokenize", "v2_server", "v2_live", "v2_ready", "v2_metadata", "v2_model_ready"),
+        *("predict", "rerank", "tokenize", "v2_server", "v2_live", "v2_ready", "v2_metadata", "v2_model_ready"),
         *("v2_models_fill_mask_infer", "v2_models_next_sentence_infer", "v2_models_sentiment_infer"),
         *("health_live", "health_ready", "info", "metrics"),
     }
+
+
+def test_document_has_no_name_twice(document: Any) -> None:
+    """orval names the result of the operation `fill_mask` `FillMaskResult`."""
+    ids = [operation["operationId"].replace("_", "") for _, operation in operations(document)]
+    names = [name.lower() for name in document["components"]["schemas"]]
+    assert len(set(ids)) == len(ids)
+    assert len(set(names)) == len(names)
+    assert not {f"{one}result" for one in ids} & set(names)
 
 
 def test_document_describes_every_operation_and_response(document: Any) -> None:

@@ -23,7 +23,7 @@ FIELDS = {"type", "title", "status", "detail", "code", "request_id", "error", "e
 
 
 def body_of(error: Exception) -> dict[str, Any]:
-    response = problem_response(error, "id-1", ["/fill-mask", "/sentiment"])
+    response = problem_response(error, "id-1")
     assert response.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = json.loads(bytes(response.body))
     assert response.status_code == body["status"]
@@ -93,14 +93,42 @@ def test_problem_of_a_temporary_error_has_retry_after(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("error", "detail"),
     [
-        (HTTPException(404), "no such path; the tasks are POST /fill-mask, /sentiment"),
         (HTTPException(405, headers={"Allow": "POST"}), "use POST"),
         (HTTPException(405, headers={"Allow": "GET"}), "use GET, HEAD"),
     ],
 )
-def test_problem_of_a_wrong_path_or_method_says_the_right_one(error: HTTPException, detail: str) -> None:
+def test_problem_of_a_wrong_method_says_the_right_one(error: HTTPException, detail: str) -> None:
     body = body_of(error)
     assert (body["status"], body["detail"]) == (error.status_code, detail)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "near"),
+    [
+        ("GET", "/health", "GET /health/live, /health/ready"),
+        ("GET", "/readyz", "GET /health/ready"),
+        ("POST", "/v1/models/sentiment:predict", "POST /v2/models/sentiment/infer, "),
+        ("GET", "/v2/models/sentiment/config", "GET /v2/models/{model}, "),
+        ("POST", "/hf/sentiment", "POST /hf/fill-mask, /hf/text-classification"),
+        ("POST", "/sentiment/", "POST /sentiment"),
+        ("GET", "/openapi.yaml", "GET /openapi.json"),
+        ("POST", "/invocations", "POST /fill-mask, /next-sentence, /sentiment, /classify"),
+    ],
+)
+async def test_problem_of_a_wrong_path_names_the_nearest(serve: Any, method: str, path: str, near: str) -> None:
+    async with serve() as service:
+        answer = await service.client.request(method, path)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    assert answer.json()["detail"].startswith(f"no such path; see {near}")
+
+
+async def test_problem_of_a_request_with_a_query_says_that_it_is_not_read(serve: Any) -> None:
+    json = {"Content-Type": "application/json"}
+    async with serve() as service:
+        for method, headers in (("GET", json), ("POST", json), ("POST", {})):
+            answer = await service.client.request(method, "/sentiment?inputs=a%20secret", headers=headers)
+            assert answer.json()["detail"].endswith("; the query string is not read: its values belong in the JSON")
+            assert "secret" not in answer.text
 
 
 def test_problem_detail_is_shortened() -> None:

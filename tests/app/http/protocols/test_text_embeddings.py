@@ -1,9 +1,11 @@
-"""`POST /predict` and `/tokenize` in the shapes of text-embeddings-inference."""
+"""`POST /predict`, `/rerank` and `/tokenize` in the shapes of text-embeddings-inference."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +101,42 @@ async def test_predict_names_all_invalid_inputs(serve: Any) -> None:
     faults = answer.json()["errors"]
     assert [fault["loc"] for fault in faults] == [["inputs", 0], ["inputs", 2, 1], ["inputs", 3]]
     assert faults[2]["message"].endswith("set truncate to true")
+
+
+async def test_rerank_sorts_texts_by_the_sigmoid_of_the_only_logit(
+    serve: Any, pretrained: Any, save_sentiment: Any
+) -> None:
+    directory = save_sentiment("ranker", id2label={0: "MATCH"}, problem_type="regression")
+    backend = ThreadBackend(BackendConfig(pretrained, directory, device="cpu", dtype="float32", threads=1))
+    asked = {"query": "good", "texts": ["a film", "bad", "good"]}
+    async with serve(backend) as service:
+        pairs = {"inputs": [[asked["query"], text] for text in asked["texts"]]}
+        logits = [row[0]["score"] for row in (await service.client.post("/predict", json=pairs)).json()]
+        order = sorted(range(3), key=lambda i: -logits[i])
+        for more in ({}, {"raw_scores": True, "return_text": True, "truncate": True}):
+            ranks = (await service.client.post("/rerank", json=asked | more)).json()
+            assert [rank["index"] for rank in ranks] == order
+            scores = [logits[i] if more else 1 / (1 + math.exp(-logits[i])) for i in order]
+            assert [rank["score"] for rank in ranks] == pytest.approx(scores, abs=1e-6)
+            assert [rank.get("text") for rank in ranks] == [asked["texts"][i] if more else None for i in order]
+        assert await service.metric('bert_requests_total{status="200",task="rerank"}') == 2
+
+
+async def test_rerank_refuses_several_labels_and_names_invalid_texts(serve: Any, backend: Any) -> None:
+    async with serve(max_client_batch=2) as service:
+
+        async def refusal(query: str, *texts: str) -> tuple[int, list[Any], str]:
+            answer = await service.client.post("/rerank", json={"query": query, "texts": texts})
+            return answer.status_code, [fault["loc"] for fault in answer.json()["errors"]], answer.json()["detail"]
+
+        assert await refusal("a", "b") == (422, [[]], "body: the checkpoint must have one label for this, but has 2")
+        served = backend.models["sentiment"]
+        backend.models["sentiment"] = replace(served, config=served.config.replace(id2label={0: "MATCH"}))
+        assert (await refusal("", "b"))[:2] == (422, [["query"]])
+        assert (await refusal("a", "b", ""))[:2] == (422, [["texts", 1]])
+        assert (await refusal("a", "b", "a " * 100))[:2] == (422, [["texts", 1]])
+        assert (await refusal("a"))[:2] == (422, [["texts"]])
+        assert (await refusal("a", "b", "c", "d"))[0] == 413
 
 
 async def test_tokenize_has_the_places_of_tokens_in_characters(serve: Any) -> None:
