@@ -82,8 +82,9 @@ class ProblemError(BertServiceError):
 
 
 class UnexpectedAnswerError(ProblemError):
-    """The response is not the service's: a gateway, proxy, firewall or another service sent it. It was tried again like
-    a failed connection. `status` is the response's, and `detail` shows the beginning of its content."""
+    """The response is not the service's: a gateway, proxy, firewall or another service sent it, or ended the connection
+    of this request while others are answered. The request was tried again like a failed connection. `status` is the
+    response's, and `detail` shows the beginning of its content; without a response, `status` is None."""
 
 
 class UnauthorizedError(ProblemError):

@@ -16,7 +16,7 @@ import httpx
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import HIDDEN_INFO, Call, Chunk, ServiceInfo, encode, read_info
-from bert_client.http.retry import Reply, RetryPolicy, pause_before_retry
+from bert_client.http.retry import BROKEN, Reply, RetryPolicy, pause_before_retry
 from bert_client.results import Model
 from bert_client.wire import FieldProblem
 
@@ -167,8 +167,8 @@ class Exchange:
     def _send_with_retries(self, send: Send, read: Read[T], start: float) -> Flow[T | ProblemError]:
         """Send until there is a result, or the policy allows no other attempt; `start` is a time of the clock.
 
-        An unexpected answer is retried like a failed connection. After a few attempts, the inputs may be its cause if
-        the service is there.
+        An unexpected answer is retried like a failed connection. After a few of them, or of connections that broke
+        after the request was sent, the inputs may be the cause if the service is there.
 
         Returns:
             The result that was read, or the problem that may be caused by the inputs.
@@ -187,17 +187,19 @@ class Exchange:
             is_ours = not isinstance(found, UnexpectedAnswerError)
             elapsed, jitter = self.clock() - start, self.random()
             pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, is_ours=is_ours)
+            cause = reply if isinstance(reply, httpx.RequestError) else None
+            died = UnexpectedAnswerError(None, "unexpected_answer", str(found)) if isinstance(cause, BROKEN) else found
             is_enough = pause is None or attempt >= send.unexpected_answers
-            if isinstance(found, UnexpectedAnswerError) and is_enough and (yield from self._is_there(send, found)):
-                return found
+            if isinstance(died, UnexpectedAnswerError) and is_enough and (yield from self._is_there(send, found)):
+                return died
             if pause is not None:
                 yield Wait(pause)
             elif isinstance(found, UnexpectedAnswerError | ConnectionFailedError):
-                raise found from (reply if isinstance(reply, httpx.RequestError) else None)
+                raise found from cause
             else:
                 return found
 
-    def _is_there(self, send: Send, answer: UnexpectedAnswerError) -> Flow[bool]:
+    def _is_there(self, send: Send, answer: ProblemError | ConnectionFailedError) -> Flow[bool]:
         """Whether the service answers `/info`, or a proxy hides it.
 
         The service is away if the answer to `/info` is a status from 500 on that is not the service's, or if `/info`

@@ -12,6 +12,8 @@ Reply = httpx.Response | httpx.RequestError
 _BUSY_STATUSES = frozenset({408, 429, 503})
 """Statuses of the service while it is busy, loading or draining."""
 _RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
+BROKEN = (httpx.ReadError, httpx.WriteError, httpx.ReadTimeout, httpx.WriteTimeout, httpx.RemoteProtocolError)
+"""Errors of a connection that was open: a firewall or gateway may end it because of the contents."""
 _CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
 """Part of OpenSSL's messages after which a retry cannot succeed."""
 
