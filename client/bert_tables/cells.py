@@ -51,6 +51,23 @@ def cell_label(value: Any, name: str) -> str | None:
     return spelled(values[0]) if values else None
 
 
+def cell_text(value: Any) -> str | None:
+    """A cell as a text; empty if it is missing, and None if it is not text, such as a number. The elements of a list
+    are tokens, which blanks join, or else paragraphs: some element has a blank.
+
+    >>> [cell_text(cell) for cell in ("good", ["a", "good", "film"], ["One text.", "Two."], None, 5)]
+    ['good', 'a good film', 'One text.\\nTwo.', '', None]
+    """
+    try:
+        values = cell_values(value, "")
+    except TableError:
+        return None
+    if not all(isinstance(item, str) for item in values):
+        return None
+    are_tokens = not any(" " in item for item in values)
+    return (" " if are_tokens else "\n").join(values)
+
+
 def spelled(value: Any) -> str:
     """One of `cell_values` as a label."""
     if isinstance(value, bool):

@@ -64,6 +64,12 @@ def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterato
         yield Record(source.number - count + 1, cells, count, fault)
 
 
+def mark_returns(line: str) -> str:
+    """The line with `LONE_RETURN` for carriage returns before its end."""
+    text = line.rstrip("\r\n")
+    return text.replace("\r", LONE_RETURN) + line[len(text) :]
+
+
 def whole_rows_inside(cells: list[str], delimiter: str) -> int | None:
     """The index of a quoted cell that seems to hold whole rows, because most of its lines complete a row. None without
     one.

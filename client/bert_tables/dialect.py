@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import csv
-import itertools
 import re
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,8 @@ LINE = "text"
 
 DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 """Delimiters that can be detected, and their names."""
-_SPELLED = {"\\t": "\t", "tab": "\t"}
-"""Spellings of a tab: a shell passes `'\\t'` as two characters."""
+_ESCAPE = re.compile(r"\\(t|x[\da-fA-F]{2}|u[\da-fA-F]{4}|[0-3]?[0-7]{1,2})")
+"""A character as programming languages write it, because a shell passes `'\\t'` as two characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,9 @@ class Dialect:
         ValueError: a value cannot be used for a table.
     """
 
+    first_line: int | None = None
+    """The line at which the table begins, from 1, with its header if it has one. None: 1, or an error if it seems to be
+    another."""
     header: bool | tuple[str, ...] = True
     """Whether the first row names the columns; or the names, for a table without a header. If False, the columns are
     named by their numbers, from 1."""
@@ -44,15 +47,19 @@ class Dialect:
     """The encoding, such as `windows-1252`. None: UTF-8. A byte order mark takes precedence."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "delimiter", _SPELLED.get(self.delimiter or "", self.delimiter))
+        spelled = "\\t" if self.delimiter == "tab" else self.delimiter or ""
+        if _ESCAPE.fullmatch(spelled):
+            object.__setattr__(self, "delimiter", spelled.encode().decode("unicode_escape"))
         quote = '"' if self.quote is None else self.quote or None
         given = {"delimiter": self.delimiter, "quote": quote, "escape": self.escape}
         for name, character in given.items():
             if character is not None and (len(character) != 1 or character in "\r\n\0"):
-                raise ValueError(f"{name} is {character!r}: give one character")
+                raise ValueError(rf"{name} is {character!r}: give one character, such as ; or \t or \x01")
         stated = [character for character in given.values() if character is not None]
         if len(set(stated)) < len(stated):
             raise ValueError("delimiter, quote and escape must be three different characters")
+        if self.first_line is not None and self.first_line < 1:
+            raise ValueError(f"first_line is {self.first_line}: give a line, from 1")
         if not isinstance(self.header, bool) and len(set(self.header)) < max(1, len(self.header)):
             raise ValueError("header must be true, false, or the names of the columns, all different")
         if self.encoding is not None:
@@ -65,6 +72,21 @@ class Dialect:
     def is_table(self) -> bool:
         """Whether it states an option that plain lines do not have."""
         return replace(self, encoding=None) != Dialect()
+
+
+def add_dialect_options(add: Callable[..., Any]) -> None:
+    """Add the options that state a dialect. `add`: the `add_argument` of a parser."""
+    add("--first-line", type=int, metavar="N", help="line at which the table begins, with its header [1]")
+    add("--no-header", dest="header", action="store_false", help="the first row is data: columns have numbers")
+    add("--delimiter", metavar="CHARACTER", help=r"character between cells, such as ; or \t or \x01 [detected]")
+    add("--quote", metavar="CHARACTER", help='quotation mark around cells; "" for none ["]')
+    add("--escape", metavar="CHARACTER", help="character before marks that are only text, such as \\ [none]")
+    add("--encoding", metavar="NAME", help="encoding of the text [UTF-8, or by its byte order mark]")
+
+
+def stated_dialect(given: Namespace) -> dict[str, Any]:
+    """The arguments of `Dialect` that `add_dialect_options` has added."""
+    return {name: getattr(given, name) for name in Dialect.__dataclass_fields__}
 
 
 def detect(dialect: Dialect, default: str, beginning: Sequence[str]) -> tuple[Dialect, str | None]:
@@ -92,10 +114,7 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
     is a doubt."""
     if dialect.delimiter is not None:
         return dialect.delimiter, None
-    for may_have_title in (False, True):
-        fits = {candidate: _fit(dialect, candidate, beginning, may_have_title) for candidate in DELIMITER_NAMES}
-        if any(in_first and fit > 0.9 for in_first, fit in fits.values()):  # the first line is the header, not a title
-            break
+    fits = {candidate: _fit(dialect, candidate, beginning) for candidate in DELIMITER_NAMES}
     in_header, share = fits.pop(default)
     default_fits = in_header and share > 0.5
     needed = 0.9 if in_header else 0.5
@@ -110,19 +129,15 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
     return others[0], f"the header has no {usual} but a {other}: read as the delimiter"
 
 
-def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str], may_have_title: bool) -> tuple[bool, float]:
+def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bool, float]:
     """Whether a delimiter occurs in the first row, and the share of rows that it splits into the same number of
-    cells. If there may be a title, rows of one cell above the others do not count."""
+    cells."""
     chosen = replace(dialect, delimiter=delimiter, quote=_quote(dialect, delimiter, beginning))
     others = "".join(re.escape(other) for other in DELIMITER_NAMES if other != delimiter)
     has_split_quotes = re.compile(f'["][{others}]|[{others}]["]')
     rows = [row for row in csv.reader(beginning, **reader_options(chosen)) if row]
     if not rows:
         return False, 0.0
-    table = list(itertools.dropwhile(lambda row: len(row) == 1, rows))
-    is_titled = may_have_title and rows[0] != [LINE] and len(table) > 2 and 2 * len(table) > len(rows)
-    if is_titled and len(table[0]) > 2 and "" not in table[0]:
-        rows = table
     whole = [len(row) == len(rows[0]) and not has_split_quotes.search("\n".join(row)) for row in rows]
     return len(rows[0]) > 1, sum(whole) / len(whole)
 

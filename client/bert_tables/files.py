@@ -92,6 +92,11 @@ class File:
         return re.match(rb"PAR1[\x00-\x1f]", self.head) is not None
 
     @property
+    def has_mark(self) -> bool:
+        """Whether it begins with a byte order mark."""
+        return self._marked_encoding() is not None
+
+    @property
     def start(self) -> bytes:
         """The first bytes. If they begin with a byte order mark, they are in UTF-8 and without it."""
         marked = self._marked_encoding()
@@ -140,7 +145,7 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
         raw.raw.close()  # `raw.close` would wait for a thread that reads, and a pipe may never give more
 
 
-def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
+def text_lines(file: File, encoding: str, *, keep_returns: bool = False) -> Iterator[str]:
     """The lines of a file, with their ends. A byte that is not in the encoding becomes a lone surrogate, which
     `text_fault` finds.
 
@@ -148,7 +153,7 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     several, may have both. If the file begins with nearly no line in UTF-8, the encoding is used for all lines.
 
     Args:
-        longest: Maximum characters of a line. A longer one is split into parts, to bound memory.
+        keep_returns: Whether a carriage return ends no line if the first line ends in a line feed.
 
     Raises:
         TableError: the file is cut off or damaged; raised after the last whole line before that place.
@@ -157,11 +162,13 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     wide = name.startswith(("utf-16", "utf-32"))
     errors = "surrogatepass" if wide else "surrogateescape"
     is_mixed = not wide and name != "utf-8" and _may_be_mixed(file.head, encoding)
-    text = io.TextIOWrapper(file.content, "utf-8" if is_mixed else encoding, errors, newline="")
+    first_end = re.search(rb"\r\n|\r|\n", file.start) if keep_returns else None
+    newline = "\n" if first_end and first_end[0].endswith(b"\n") else ""
+    text = io.TextIOWrapper(file.content, "utf-8" if is_mixed else encoding, errors, newline=newline)
     number, last = 0, ""
     try:
-        for line in iter(partial(text.readline, longest if longest > 0 else MAX_LINE), ""):
-            if longest < 0 and len(line) == MAX_LINE:
+        for line in iter(partial(text.readline, MAX_LINE), ""):
+            if len(line) == MAX_LINE:
                 raise TableError(f"{file.name}: a line after line {number} has more than {MAX_LINE:,} characters")
             if line == "\r\n" and last.endswith("\r"):  # "\r\r\n": text mode on Windows has written "\r\n"
                 continue
@@ -242,7 +249,7 @@ def _decompressed(content: BinaryIO, head: bytes, name: str) -> BinaryIO | None:
         return io.BufferedReader(_DecompressedFile(content, start, lzma.LZMAError))
     if re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", head):  # pzstd begins with a skippable frame
         zstandard = library("zstandard", name)
-        start = zstandard.ZstdDecompressor().decompressobj
+        start = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj  # `zstd --long=31`
         return io.BufferedReader(_DecompressedFile(content, start, zstandard.ZstdError))
     return None
 

@@ -1,4 +1,4 @@
-"""Finds the header of a table, the first row with as many cells as the rows after it, and columns by their names."""
+"""Finds columns by their names, and doubts whether the first row of a table is its only header."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 
 from bert_tables.delimited import Record
 from bert_tables.dialect import LINE
-from bert_tables.missing import MISSING_WORDS, is_missing
+from bert_tables.missing import is_missing, is_missing_word
 
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d+)*%?")
 _MAX_EXTRA_HEADERS = 3
@@ -16,63 +16,49 @@ _MIN_ROWS = 3
 """Minimum number of rows with numbers for detecting a further header row above them."""
 
 
-def find_header(found: Sequence[Record], columns: Set[str]) -> tuple[int, str | None, str | None]:
-    """Find the header among a table's first records.
-
-    Lines above are skipped if each has a single cell, as a title or a note has.
+def doubt_of_title(found: Sequence[Record], columns: Set[str]) -> str | None:
+    """A message if a table's first row looks like a line above its header: it has another number of cells than most
+    rows after it, or half of its cells are empty.
 
     Args:
+        found: The first records.
         columns: The columns that will be read. A first row that has them is the header. Without any, `LINE` is likely.
-
-    Returns:
-        The line of the header, or 0 if it is the first row. A note if lines are skipped. Advice if lines above the
-        table are likely but cannot be told from a header.
     """
     rows = [record for record in found if record.fault is None and any(map(str.strip, record.cells))]
     if len(rows) < 3 or {*rows[0].cells} >= (columns or {LINE}):
-        return 0, None, None
-    first = rows[0]
-    count = Counter(len(row.cells) for row in rows[1:]).most_common(1)[0][0]
-    index = next((i for i, row in enumerate(rows) if len(row.cells) == count and not _is_sparse(row.cells)), 0)
-    header, after = rows[index], rows[index + 1 :]
-    fitting = sum(len(row.cells) == count for row in after)
-    if index == 0 or count < 2 or 2 * fitting <= len(after) or not _may_be_header(header.cells):
-        return 0, None, None
-    if all(_filled(row.cells) == 1 for row in rows[:index]):
-        return header.number, f"the table begins in line {header.number}; the lines above it are not read", None
-    if len(first.cells) != count and any(len(row.cells) == len(first.cells) for row in after):
-        return 0, None, None
-    doubt = (
-        f"the table may begin in line {header.number}, which has {count} cells as most rows after it, unlike line "
-        f"{first.number}: if line {header.number} is the header, delete the lines above it; if line "
-        f"{first.number} is, let it name all columns, and quote cells that hold a delimiter"
+        return None
+    widths = [len(row.cells) for row in rows]
+    count = Counter(widths[1:]).most_common(1)[0][0]
+    index = next((i for i, row in enumerate(rows) if widths[i] == count and not _is_sparse(row.cells)), 0)
+    is_titled = all(_filled(row.cells) == 1 for row in rows[:index])
+    is_mixed = widths[0] != count and widths[0] in widths[index + 1 :]
+    fitting = widths[index + 1 :].count(count)
+    is_likely = count > 1 and 2 * fitting > len(rows) - index - 1 and _may_be_header(rows[index].cells)
+    if index == 0 or not is_likely or (is_mixed and not is_titled):
+        return None
+    first, line = rows[0].number, rows[index].number
+    return (
+        f"the table seems to begin in line {line}, which has {count} cells as most rows after it, unlike line {first}: "
+        f"give --first-line {line} (first_line in a recipe's `table`), or {first} if line {first} is the header"
     )
-    return 0, None, doubt
 
 
-def find_second_header(rows: Sequence[Record], names: Sequence[str]) -> tuple[str | None, bool]:
+def doubt_of_rows(rows: Sequence[Record], names: Sequence[str]) -> tuple[str | None, bool]:
     """A message if rows below the header look like further headers, because columns of numbers begin with words. And
     whether this is sure, because several columns do."""
     rows = [row for row in rows if row.fault is None and len(row.cells) == len(names)]
-    starts: dict[int, int] = {}
-    for index in range(len(names)):
-        values = [row.cells[index].strip() for row in rows]
-        words = next((n for n, value in enumerate(values) if _NUMBER.fullmatch(value)), len(values))
-        numbers = [value for value in values[words:] if not _means_missing(value)]
-        if len(numbers) >= _MIN_ROWS and all(map(_NUMBER.fullmatch, numbers)):
-            starts[index] = words
-            if not 0 < words <= _MAX_EXTRA_HEADERS or any(map(_means_missing, values[:words])):
-                return None, False
-    if len(set(starts.values())) != 1:
+    kinds = ["".join(map(_kind, cells)) for cells in zip(*(row.cells for row in rows), strict=True)]
+    found = {i: re.fullmatch("(w*)([nm]*)", kind) for i, kind in enumerate(kinds)}
+    words = {i: len(match[1]) for i, match in found.items() if match and match[2].count("n") >= _MIN_ROWS}
+    if len({*words.values()}) != 1 or not 0 < (count := min(words.values())) <= _MAX_EXTRA_HEADERS:
         return None, False
-    column, words = next(iter(starts.items()))
-    name, last = names[column] or str(column + 1), rows[words - 1].number
-    lines = f"line {last} looks like a" if words == 1 else f"lines {rows[0].number} to {last} look like"
+    column, last = names[min(words)] or str(min(words) + 1), rows[count - 1].number
+    lines = f"line {last} looks like a" if count == 1 else f"lines {rows[0].number} to {last} look like"
     message = (
-        f"{lines} further header row{'s' * (words > 1)}, because the column {name!r} has only numbers below: keep one "
-        "header row, and delete the others"
+        f"{lines} further header row{'s' * (count > 1)}, because the column {column!r} has only numbers below: delete "
+        f"all but one, or give --first-line {last} (first_line in a recipe's `table`), or 1 if these are rows"
     )
-    return message, len(starts) > 1
+    return message, len(words) > 1
 
 
 def find_column(names: Sequence[str], address: str) -> str | None:
@@ -86,8 +72,9 @@ def find_column(names: Sequence[str], address: str) -> str | None:
     return next(iter([*sorted(alike, key=lambda name: name != address), *numbered]), None)
 
 
-def _means_missing(value: str) -> bool:
-    return is_missing(value) or value in MISSING_WORDS
+def _kind(cell: str) -> str:
+    """A letter: `n`umber, `m`issing or `w`ord."""
+    return "m" if is_missing(cell) or is_missing_word(cell) else "n" if _NUMBER.fullmatch(cell.strip()) else "w"
 
 
 def _filled(cells: Sequence[str]) -> int:

@@ -16,13 +16,13 @@ import csv
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tables.delimited import LINE_END, LONE_RETURN, Record, records, whole_rows_inside
+from bert_tables.delimited import LINE_END, Record, mark_returns, records, whole_rows_inside
 from bert_tables.dialect import DELIMITER_NAMES, LINE, Dialect, detect
 from bert_tables.errors import TableError
 from bert_tables.files import (
@@ -36,8 +36,8 @@ from bert_tables.files import (
     text_fault,
     text_lines,
 )
-from bert_tables.header import find_column, find_header, find_second_header
-from bert_tables.json_lines import NOT_LINES, is_object, name_shape, raise_error, read_object
+from bert_tables.header import doubt_of_rows, doubt_of_title, find_column
+from bert_tables.json_lines import BEGINS_JSON, NOT_LINES, OTHER_SHAPE, find_columns, raise_error, read_object
 
 _SUFFIXES = {
     "csv": (".csv",),
@@ -69,6 +69,8 @@ class Row:
     """Cells by column. If the row has a fault, only those that could be read."""
     fault: str | None = None
     """The reason why the cells must not be used."""
+    cell_faults: tuple[tuple[str, str], ...] = ()
+    """Columns whose cell must not be used, each with the reason. A reader of other columns needs not care."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,26 @@ class Table:
     """Delimiter of a CSV or TSV file, stated or detected."""
     metadata: Mapping[bytes, bytes] = field(default_factory=dict)
     """Metadata of the schema of a Parquet file."""
+    has_mark: bool = False
+    """Whether the file begins with a byte order mark."""
+
+    def rows_for(self, columns: Collection[str]) -> Iterator[Row]:
+        """The rows, with the faults of these columns' cells as faults of the row. A cell of another column decides
+        nothing: the first fault of each such column is a warning."""
+        noted: set[str] = set()
+        for row in self.rows:
+            fault = row.fault
+            for name, reason in row.cell_faults:
+                if name in columns:
+                    fault = fault or f"in the column {name!r}, {reason}"
+                elif name not in noted:
+                    noted.add(name)
+                    self.warnings.append(f"{self.name}, {self.place(row)}: in the column {name!r}, {reason}")
+            yield replace(row, fault=fault) if row.cell_faults else row
+
+    def place(self, row: Row) -> str:
+        """The place of a row in messages."""
+        return f"{'row' if self.format == 'parquet' else 'line'} {row.number}"
 
     def column(self, address: str) -> str:
         """The name of a column by its address; see `find_column`.
@@ -105,7 +127,8 @@ class Table:
         if (name := find_column(self.columns, address)) is not None:
             return name
         shown = ", ".join(map(repr, self.columns[:50]))
-        raise TableError(f"{self.name}: it has no column {address!r}; its columns are {shown}{_advice(self)}")
+        notes = "".join(f" ({warning})" for warning in self.warnings)
+        raise TableError(f"{self.name}: it has no column {address!r}; its columns are {shown}{_advice(self)}{notes}")
 
 
 def format_of(name: str, dialect: Dialect | None = None) -> str | None:
@@ -159,15 +182,10 @@ def _check_lines(file: File) -> None:
     if has_fasttext_label(first):
         remedy = "delete these, or state the format lines to read them as a part of the text"
         raise TableError(f"{file.name}: has lines with labels of fastText ({FASTTEXT_LABEL}...); {remedy}")
-    if is_object(first):
-        what, form = "JSON lines", "jsonl"
-    elif re.match(rb"\s*\[\s*\{\s*\"|\{\s*[\r\n]", file.start):
-        what, form = "JSON", "jsonl"
-    elif delimiter:
-        what, form = f"a table with the column {LINE!r}", "tsv" if delimiter == "\t" else "csv"
-    else:
-        return
-    raise TableError(f"{file.name}: holds {what}; state the format {form}, or lines to read each line as a text")
+    if BEGINS_JSON.match(file.start) or delimiter:
+        what, form = (f"a table with the column {LINE!r}", "tsv" if delimiter == "\t" else "csv")
+        what, form = ("JSON", "jsonl") if BEGINS_JSON.match(file.start) else (what, form)
+        raise TableError(f"{file.name}: holds {what}; state the format {form}, or lines to read each line as a text")
 
 
 def read_table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str] | None) -> Table:
@@ -183,21 +201,23 @@ def read_table(file: File, form: str | None, dialect: Dialect, columns: Sequence
     if file.name.lower().endswith(COMPRESSION_SUFFIXES) and not file.is_compressed:
         warnings.append(f"{file.name}: is not compressed, unlike its name")
     encoding = file.encoding(dialect.encoding)
-    lines = text_lines(file, encoding)
+    skipped = (dialect.first_line or 1) - 1
+    if form in _DELIMITERS:
+        rest = itertools.islice(text_lines(file, encoding, keep_returns=True), skipped, None)
+        return _delimited(file, form, dialect, map(mark_returns, rest), encoding, frozenset(columns or ()), warnings)
+    lines: Iterator[str] = itertools.islice(text_lines(file, encoding), skipped, None)
     if form == "lines":
-        rows = (
-            Row(number, {LINE: line.rstrip("\r\n")}, text_fault(line, encoding)) for number, line in enumerate(lines, 1)
+        texts = (
+            (number, line.rstrip("\r\n"), text_fault(line, encoding)) for number, line in enumerate(lines, skipped + 1)
         )
-        return Table(file.name, form, (LINE,), rows, warnings, file.size)
-    if form == "jsonl":
-        start = file.head.decode(encoding, "replace").lstrip("\ufeff")
-        shape, lines = name_shape(start, lines, frozenset(columns or ()))
-        if shape:
-            raise TableError(f"{file.name}: {shape}")
-        numbered = ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
-        rows = (Row(number, *read_object(line, encoding)) for number, line in numbered)
-        return Table(file.name, form, None, rows, warnings, file.size)
-    return _delimited(file, form, dialect, lines, encoding, frozenset(columns or ()), warnings)
+        rows = (Row(number, {LINE: text}, fault) for number, text, fault in texts)
+        return Table(file.name, form, (LINE,), rows, warnings, file.size, has_mark=file.has_mark)
+    are_columns, lines = find_columns(lines)
+    if are_columns or (not skipped and NOT_LINES.match(file.start)):
+        raise TableError(f"{file.name}: {OTHER_SHAPE}")
+    numbered = ((number, line) for number, line in enumerate(lines, skipped + 1) if not line.isspace())
+    rows = (Row(number, *read_object(line, encoding)) for number, line in numbered)
+    return Table(file.name, form, None, rows, warnings, file.size)
 
 
 # --- CSV and TSV ----------------------------------------------------------------------------------------------
@@ -212,25 +232,23 @@ def _delimited(
     asked: Set[str],
     warnings: list[str],
 ) -> Table:
-    beginning, lines = _beginning(_joined_at_lone_returns(lines))
-    skipped = 0
+    beginning, lines = _beginning(lines)
+    skipped = (dialect.first_line or 1) - 1
     if beginning and (stated := re.fullmatch(r"(?i)sep=([,;|\t])[\r\n]*", beginning[0])):  # Excel reads it
         dialect = replace(dialect, delimiter=dialect.delimiter or stated[1])
-        skipped, beginning = 1, beginning[1:]
+        skipped, beginning = skipped + 1, beginning[1:]
         next(lines)
-    if beginning and is_object(beginning[0]):
-        raise TableError(f"{file.name}: holds JSON lines, not {form.upper()}; state the format jsonl")
-    if dialect.header is True and NOT_LINES.match(top := "".join(beginning[:3])) and '"' in top:
-        raise TableError(f"{file.name}: holds JSON, not {form.upper()}; state the format jsonl")
     complete, note = detect(dialect, _DELIMITERS[form], beginning)
     if note:
         warnings.append(f"{file.name}: {note}")
-    first_records = list(records(iter(beginning), complete, skipped)) if dialect.header is True else []
-    start = _start(file, first_records, asked, warnings)
+    if dialect.header is True and dialect.first_line is None:
+        if BEGINS_JSON.match(file.start):
+            raise TableError(f"{file.name}: holds JSON, not {form.upper()}; state the format jsonl")
+        _check_first_rows(file, list(records(iter(beginning), complete, skipped)), asked, warnings)
     found = records(lines, complete, skipped)
-    columns, first = _header(file, found, complete, encoding, start)
+    columns, first = _header(file, found, complete, encoding, warnings)
     rows = _rows(file, columns, itertools.chain(first, found), complete, encoding, warnings)
-    return Table(file.name, form, columns, rows, warnings, file.size, complete.delimiter)
+    return Table(file.name, form, columns, rows, warnings, file.size, complete.delimiter, has_mark=file.has_mark)
 
 
 def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
@@ -248,57 +266,32 @@ def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
     return beginning, itertools.chain(beginning, lines)
 
 
-def _joined_at_lone_returns(lines: Iterator[str]) -> Iterator[str]:
-    """The lines of a file, joined at lone carriage returns if the first line ends in a line feed.
-
-    A carriage return is then a part of a cell. `csv` would refuse it, so it is replaced by `LONE_RETURN`.
-    """
-    first = next(lines, "")
-    yield from filter(None, (first,))
-    if not first.endswith("\n"):
-        yield from lines
-        return
-    parts: list[str] = []
-    for line in lines:
-        if line.endswith("\r"):
-            parts.append(f"{line[:-1]}{LONE_RETURN}")
-        else:
-            yield "".join((*parts, line))
-            parts.clear()
-    if parts:
-        yield "".join(parts).removesuffix(LONE_RETURN)
-
-
-def _start(file: File, first: list[Record], columns: Set[str], warnings: list[str]) -> int:
-    """The line of the header, or 0 if it is the first row.
+def _check_first_rows(file: File, first: list[Record], columns: Set[str], warnings: list[str]) -> None:
+    """Raise TableError if the first row seems to be no header, or not the only one; a warning if it is in doubt.
 
     Args:
         first: The first records.
         columns: The columns that will be read, if they are known.
-
-    Raises:
-        TableError: the header cannot be found, or there are several.
     """
-    start, note, doubt = find_header(first, columns)
-    rows = [row for row in first if row.number >= start and any(map(str.strip, row.cells))]
-    sure = doubt is not None
+    doubt, is_sure = doubt_of_title(first, columns), True
+    rows = [row for row in first if any(map(str.strip, row.cells))]
     if not doubt and rows:
-        doubt, sure = find_second_header(rows[1:], rows[0].cells)
-    if doubt and sure:
+        doubt, is_sure = doubt_of_rows(rows[1:], rows[0].cells)
+    if doubt and is_sure:
         raise TableError(f"{file.name}: {doubt}")
-    warnings.extend(f"{file.name}: {message}" for message in (note, doubt) if message)
-    return start
+    if doubt:
+        warnings.append(f"{file.name}: {doubt}")
 
 
 def _header(
-    file: File, found: Iterator[Record], dialect: Dialect, encoding: str, start: int
+    file: File, found: Iterator[Record], dialect: Dialect, encoding: str, warnings: list[str]
 ) -> tuple[tuple[str, ...], list[Record]]:
-    """The columns, and the records that were read for them but are rows. The header begins in line `start` or later."""
+    """The columns, and the records that were read for them but are rows."""
     if isinstance(dialect.header, tuple):
         return dialect.header, []
     blank: list[Record] = []
     for first in found:
-        if first.number >= start and any(map(str.strip, first.cells)):
+        if any(map(str.strip, first.cells)):
             break
         blank.append(first)
     else:
@@ -308,20 +301,18 @@ def _header(
         return tuple(map(str, range(1, count + 1))) if count > 1 else (LINE,), [*blank, first]
     if fault := first.fault or text_fault("".join(first.cells), encoding):
         raise TableError(f"{file.name}, line {first.number}: in the header, {fault}")
-    given = set(first.cells)
-    numbers = [f"column {n}" if str(n) in given else str(n) for n in range(1, len(first.cells) + 1)]
-    names = tuple(name or number for name, number in zip(first.cells, numbers, strict=True))
-    _check_names(file, names)
-    return names, []
+    return _names(file, first.cells, warnings), []
 
 
-def _check_names(file: File, names: Sequence[str]) -> None:
-    """Raise TableError if two columns have the same name."""
-    counts = Counter(names)
-    if duplicate := next((name for name in names if counts[name] > 1), None):
-        raise TableError(
-            f"{file.name}: two columns are called {duplicate!r}; rename one, or delete the lines above the header"
-        )
+def _names(file: File, given: Sequence[str], warnings: list[str]) -> tuple[str, ...]:
+    """The names of columns. One that has none, or that of another column, is called by its number."""
+    counts = Counter(given)
+    numbers = [f"column {n}" if str(n) in counts else str(n) for n in range(1, len(given) + 1)]
+    names = tuple(name if name and counts[name] == 1 else n for name, n in zip(given, numbers, strict=True))
+    for repeated in filter(None, (name for name in counts if counts[name] > 1)):
+        called = ", ".join(n for name, n in zip(given, numbers, strict=True) if name == repeated)
+        warnings.append(f"{file.name}: several columns are called {repeated!r}; here they are called {called}")
+    return names
 
 
 def _rows(
@@ -334,7 +325,7 @@ def _rows(
             cells = [""]
         elif not cells or (len(columns) > 1 and len(cells) == 1 and cells[0].isspace()):
             continue
-        fault = record.fault or text_fault("".join(cells), encoding)
+        fault = record.fault
         if fault is None and len(cells) != len(columns):
             fault = _count_fault(cells, columns, dialect)
         if fault is None and len(columns) > 1 and dialect.header and tuple(cells) == columns:
@@ -343,8 +334,10 @@ def _rows(
             suspicious += 1
             if suspicious <= _SHOWN_WARNINGS:
                 warnings.append(f"{file.name}, {_suspicion(record, index)}")
-        padded = cells + [""] * (len(columns) - len(cells))
-        yield Row(record.number, dict(zip(columns, padded, strict=False)), fault)
+        named = dict(zip(columns, cells + [""] * (len(columns) - len(cells)), strict=False))
+        faults = named.items() if text_fault("".join(cells), encoding) else ()
+        cell_faults = tuple((name, why) for name, cell in faults if (why := text_fault(cell, encoding)))
+        yield Row(record.number, named, fault, cell_faults)
     if suspicious > _SHOWN_WARNINGS:
         warnings.append(f"{file.name}: {suspicious - _SHOWN_WARNINGS} more quoted cells seem to hold whole rows")
 
@@ -354,12 +347,10 @@ def _count_fault(cells: list[str], columns: tuple[str, ...], dialect: Dialect) -
     counts = f"the row has {len(cells)} cell{'s' * (len(cells) != 1)}, the header has {len(columns)} ({names})"
     mark = DELIMITER_NAMES.get(dialect.delimiter or "", repr(dialect.delimiter))
     remedy = f"if the {mark} is not the delimiter, state it; else quote a cell that holds one, or a line end"
+    if any(dialect.quote and cell.startswith(f" {dialect.quote}") for cell in cells):
+        remedy = "a quotation mark after a space is text: delete the spaces after the delimiters"
     if len(cells) > len(columns) and not any(cells[len(columns) :]):
         remedy = "it ends in a delimiter: if all rows do, let the header end in one too"
-    elif any("\r" in cell for cell in cells):
-        remedy = "its carriage returns end no row, because the header's line ends in a line feed: convert the line ends"
-    elif any(dialect.quote and cell.startswith(f" {dialect.quote}") for cell in cells):
-        remedy = "a quotation mark after a space is text: delete the spaces after the delimiters"
     return f"{counts}; {remedy}"
 
 
@@ -378,21 +369,20 @@ def _advice(table: Table) -> str:
         return "; each line is read as a text: if it holds a table, state its format"
     if table.format not in _DELIMITERS or table.columns is None:
         return ""
-    if len(table.columns) == 1 and (other := next((d for d in DELIMITER_NAMES if d in table.columns[0]), None)):
-        default, name = DELIMITER_NAMES[_DELIMITERS[table.format]], DELIMITER_NAMES[other]
-        if name == default:
-            return f"; quotation marks enclose the {name}: delete those around whole lines"
-        return f"; the header has no {default} but a {name}: if it separates the columns, state the delimiter"
-    below = "if the header is a line below, delete the lines above it"
-    return f"; {_NO_HEADER}; {below}" if _is_data(table.columns) else ""
+    if len(table.columns) == 1 and any(delimiter in table.columns[0] for delimiter in DELIMITER_NAMES):
+        return "; if the header has several columns, state the delimiter, and delete quotation marks around whole lines"
+    is_nameless = table.columns[-1] == str(len(table.columns)) and table.columns[0] != "1"  # as below a title
+    is_doubtful = len(table.columns) == 1 or is_nameless or _is_data(table.columns)
+    return f"; {_NO_HEADER}; if it is a line below, state that (first_line = N, --first-line N)" * is_doubtful
 
 
 def _is_data(columns: Sequence[str]) -> bool:
-    """Whether a header looks like a row, because a name is a number or a sentence. Numbers that name the columns of a
-    table without a header do not count."""
-    return list(columns) != [str(number) for number, _ in enumerate(columns, 1)] and any(
-        name.replace(".", "", 1).replace("-", "", 1).isdecimal() or name.count(" ") > 2 or len(name) > 60
-        for name in columns
+    """Whether a header looks like a row, because a name is a sentence, or a number other than the column's."""
+    return any(
+        (name.replace(".", "", 1).replace("-", "", 1).isdecimal() and name != str(number))
+        or name.count(" ") > 2
+        or len(name) > 60
+        for number, name in enumerate(columns, 1)
     )
 
 
@@ -409,10 +399,13 @@ def _parquet(file: File, columns: Sequence[str] | None) -> Table:
         names, metadata = tuple(opened.schema_arrow.names), opened.schema_arrow.metadata or {}
     except (ValueError, OSError, arrow_error) as error:
         raise TableError(f"{file.name}: the Parquet file is damaged or cut off ({error})") from error
-    _check_names(file, names)
-    table = Table(file.name, "parquet", names, iter(()), [], file.size, metadata=metadata)
-    chosen = names if columns is None else tuple(dict.fromkeys(map(table.column, columns)))
-    return replace(table, rows=_parquet_rows(file, opened.iter_batches(512, columns=list(chosen)), arrow_error))
+    warnings: list[str] = []
+    shown = _names(file, names, warnings)
+    table = Table(file.name, "parquet", shown, iter(()), warnings, file.size, metadata=metadata)
+    asked = None if columns is None or shown != names else {find_column(names, each) for each in columns} - {None}
+    batches = opened.iter_batches(512, columns=None if asked is None else [name for name in names if name in asked])
+    renamed = batches if shown == names else (batch.rename_columns(shown) for batch in batches)
+    return replace(table, rows=_parquet_rows(file, renamed, arrow_error))
 
 
 def _parquet_rows(file: File, batches: Iterator[Any], arrow_error: type[Exception]) -> Iterator[Row]:
@@ -445,11 +438,12 @@ def _may_be_text(arrow_type: Any) -> bool:
 
 
 def _parquet_row(batch: Any, index: int, number: int, conversion_errors: tuple[type[Exception], ...]) -> Row:
-    """A row of a batch, cell by cell, because some cell of the batch cannot be converted."""
-    cells, fault = {}, None
+    """A row of a batch, cell by cell, because some cell of the batch cannot be converted. Such a cell is left empty."""
+    cells, faults = {}, []
     for name in batch.schema.names:
         try:
             cells[name] = batch.column(name)[index].as_py()
         except conversion_errors as error:
-            fault = f"the field {name!r} cannot be read ({error})"
-    return Row(number, cells, fault)
+            cells[name] = None
+            faults.append((name, f"a cell cannot be read ({error}) and is left empty"))
+    return Row(number, cells, None, tuple(faults))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tables import TableError
+from bert_tables.dialect import add_dialect_options, stated_dialect
 from training.errors import RecipeError, SourceError
 from training.recipe import MULTI_LABEL, SourceConfig, apply_override, parse_recipe
 from training.sources.files import FORMATS
@@ -19,11 +20,10 @@ _CHOSEN = (
     *("source.path.", "source.hub.", "source.text.", "source.label.", "source.format."),
 )
 """Keys that `classify` writes itself, or that have an option."""
-_DIALECT = ("delimiter", "quote", "escape", "encoding")
 
 _KEYS = {
     "set text, label, group or by of the source": "state --text, --label, source.group or source.by for",
-    "the source's `table` states it": "--encoding, --delimiter, --quote, --escape or --no-header states it",
+    "the source's `table` states it": "--first-line, --no-header, --delimiter, --quote, --escape or --encoding does",
     "the source's `format` states it": "--format states it",
     "set the source's `format`": "add --format",
     "set `format`": "add --format",
@@ -47,11 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--format", choices=["auto", *FORMATS], default="auto", help="format of the table [by its name and first bytes]"
     )
-    add("--delimiter", metavar="CHARACTER", help="character between cells [detected]")
-    add("--no-header", action="store_true", help="the first row is data: columns have numbers")
-    add("--quote", metavar="CHARACTER", help='quotation mark around cells; "" for none ["]')
-    add("--escape", metavar="CHARACTER", help="character before marks that are only text, such as \\ [none]")
-    add("--encoding", metavar="NAME", help="encoding of the text [UTF-8, or by its byte order mark]")
+    add_dialect_options(add)
 
 
 def absolute(path: str) -> Path:
@@ -80,8 +76,8 @@ def stated_values(overrides: Sequence[str]) -> dict[str, Any]:
 
 def source_of(given: argparse.Namespace, stated: Values) -> SourceConfig:
     """The table as a source, without its columns. Raises RecipeError if an override makes no sense."""
-    table = {"header": not given.no_header} | {key: getattr(given, key) for key in _DIALECT}
-    source = {"path": str(absolute(given.table)), "format": given.format, "table": table, "separator": given.separator}
+    source = {"path": str(absolute(given.table)), "format": given.format, "separator": given.separator}
+    source["table"] = stated_dialect(given)
     source |= ({"text": given.text.split(",")} if given.text else {}) | stated["source"]  # `read` needs two texts
     finetune = {key: value for key, value in stated["finetune"].items() if key not in ("labels", "problem_type")}
     finetune |= {"problem_type": MULTI_LABEL} if source["separator"] else {}

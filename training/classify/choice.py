@@ -41,10 +41,10 @@ def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> t
     labels = _named(table, label) if label is not None else []
     texts = _named(table, text) if text is not None else []
     if not texts:
-        others = [column for column in table.columns if column not in labels]
+        others = [column for column in table.columns if column not in labels and column.name != "folder"]
         texts = [_only(table, others, "text", _TEXT_NAMES, lambda column: column.is_text)]
     if not labels:
-        others = [column for column in table.columns if column not in texts]
+        others = [column for column in table.columns if column not in texts and column.name != "folder"]
         labels = [_only(table, others, "label", _LABEL_NAMES, lambda column: column.is_label)]
     if both := [column for column in labels if column in texts]:
         raise _error(table, f"the column {both[0].name!r} cannot be text and label")
@@ -75,6 +75,7 @@ def _error(table: TableSurvey, problem: str) -> SourceError:
     marks = [each.name for each in table.columns if each.rows and {*map(str.lower, each.values)} <= MARKS.keys()]
     label = ",".join(marks) if len(marks) > 1 else min(labels, key=lambda name: _plain(name) not in _LABEL_NAMES)
     options = f"--text {shlex.quote(text)} --label {shlex.quote(label)}"
+    options += "; or state --first-line or --delimiter, if it has more columns" * (len(table.columns) == 1)
     return SourceError(f"{table.name}: {problem}. Its columns:\n{_listing(table)}\nname them, such as: {options}")
 
 

@@ -17,7 +17,7 @@ from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.sources.documents import open_files
 from training.sources.files import files
-from training.sources.tables import json_value, sound_rows
+from training.sources.tables import json_value, path_columns, sound_rows
 
 MAX_VALUES = 1000
 """Different values of a column that are counted, because a column with more does not hold labels."""
@@ -107,16 +107,18 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
     columns: dict[str, Column] = {}
     kept: list[Table] = []
     rows = size = 0
+    has_folders = len({file.parent for file in files(source, Path())}) > 1
     for table in opened:
         if table.format != first.format:
             formats = f"{first.format}, {table.format}"
             raise SourceError(f"{name}: holds files of different formats ({formats}); give one of them")
         begun: list[Row] = []
+        of_path = path_columns(table.name) if has_folders else {}
         rest = sound_rows(table)
         kept.append(replace(table, rows=itertools.chain(begun, rest)))
         for row in rest:
             begun.append(row)
-            for column, cell in row.cells.items():
+            for column, cell in (of_path | row.cells).items():
                 (columns.get(column) or columns.setdefault(column, Column(column))).add(cell)
                 size += _CELL_BYTES + len(str(cell))
             if size >= KEPT_BYTES:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bert_tables import MISSING_WORDS, Table, TableError, cell_label
+from bert_tables import MissingWords, Table, TableError, cell_label, cell_text
 from bert_tables.files import Progress, open_file
 from bert_tables.reader import read_table
 from training.errors import SourceError
@@ -19,7 +18,7 @@ from training.sources.detokenize import differ, joined
 from training.sources.files import files, form_of, format_of_file
 from training.sources.hub import hub_place, hub_rows
 from training.sources.phrases import longest_containing
-from training.sources.tables import Row, columns_of, in_recipe, log_once, read_rows, row_labels, text_value
+from training.sources.tables import Row, columns_of, in_recipe, log_once, path_columns, read_rows, row_labels
 
 FIRST_ROWS = 1000
 """Number of rows of a source, one of which must have each column: JSON lines may leave out null values."""
@@ -118,8 +117,7 @@ class _SourceReader:
         self._skipped = 0
         self._first_skipped = ""
         """The place of the first skipped row, and the reason."""
-        self._words: Counter[tuple[str, str]] = Counter()
-        """Cells of texts, by column and value, that may stand for a missing value."""
+        self._words = MissingWords()
 
     def read(self, opened: Iterable[Table]) -> Iterator[Document]:
         """All documents of the files, or of the hub data set if there is none, up to the source's limit."""
@@ -151,11 +149,8 @@ class _SourceReader:
                 f"{source_name(self._source)}: {self._skipped:,} of {self._rows:,} rows have no text and are skipped "
                 f"(the first is {self._first_skipped})"
             )
-        for (column, word), number in self._words.items():
-            log_once(
-                f"{source_name(self._source)}: {number:,} of {self._rows:,} rows have {word!r} in the column {column!r}"
-                "; it is read as a text: if it means that there is none, empty these cells"
-            )
+        for note in self._words.notes(self._rows):
+            log_once(f"{source_name(self._source)}: {note}")
 
     # --- a file ----------------------------------------------------------------------------------------------
 
@@ -176,7 +171,7 @@ class _SourceReader:
         if self._source.label is None and boundary is None and form != "document":
             lines, boundary = plain_text.surveyed(lines, source_name(self._source)), plain_text.BLANK
         if self._source.label in (None, "folder"):
-            return self._of_whole(lines, table.name, boundary, self._source.label and file.parent.name)
+            return self._of_whole(lines, table.name, boundary, self._source.label and path_columns(table.name)["folder"])
         raise SourceError(
             f"{file}: plain text has no column for the label; if each file is one text and its folder names the "
             "label, set the source's `label` to \"folder\"; if its labels are fastText's, set `format` to "
@@ -209,7 +204,7 @@ class _SourceReader:
     def _of_rows(self, rows: Iterable[Row], place: str) -> Iterator[Document]:
         seen = map(self._seen, rows)
         if self._source.boundary and self._source.label is None:
-            texts = (text_value(cells.get(self._source.text[0])) or "" for _, cells in seen)
+            texts = (cell_text(cells.get(self._source.text[0])) or "" for _, cells in seen)
             lines = (line for text in texts for line in text.splitlines() or [""])
             return self._of_whole(lines, place, self._source.boundary)
         return filter(None, map(self._document, seen))
@@ -239,13 +234,12 @@ class _SourceReader:
         place, cells = row
         fields, reason = [], ""
         for name in self._source.text:
-            text = text_value(cells.get(name))
+            text = cell_text(cells.get(name))
             if text is None:
                 value = cells[name]
                 reason = f": {name!r} is the {type(value).__name__} {value!r:.40}, not a text"
                 break
-            if (word := text.strip()) in MISSING_WORDS:
-                self._words[name, word] += 1
+            self._words.count(name, text)
             if self._source.escaped_newlines:
                 text = text.replace("\\n", "\n")
             fields.append(self._tidy(text))

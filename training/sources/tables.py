@@ -6,12 +6,13 @@ import ast
 import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from bert_tables import Row as TableRow
-from bert_tables import Table, TableError, cell_label, cell_values, spelled
+from bert_tables import Table, TableError, cell_label, cell_values, find_column, spelled
 from training.recipe import CONTAINING, SourceConfig
 
 MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
@@ -29,10 +30,22 @@ def columns_of(source: SourceConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, (*source.text, *source.label_columns, group, source.by))))
 
 
-def sound_rows(table: Table) -> Iterator[TableRow]:
-    """The rows of a table. Raises TableError if one is broken."""
+def path_columns(name: str) -> dict[str, str]:
+    """The columns that the rows of a file have by its path: `folder`, the name of its folder, and the partitions of
+    Hive and Spark. In the folder's name, only the value of a partition counts.
+
+    >>> path_columns("reviews/lang=de/stars=5/part-0.parquet")
+    {'folder': '5', 'lang': 'de', 'stars': '5'}
+    """
+    folder = Path(name).parent
+    parts = (part.partition("=") for part in folder.parts)
+    return {"folder": folder.name.rpartition("=")[2]} | {key: value for key, _, value in parts if value}
+
+
+def sound_rows(table: Table, columns: Collection[str] = ()) -> Iterator[TableRow]:
+    """The rows of a table. Raises TableError if one is broken, or a cell of one of the columns."""
     try:
-        for row in table.rows:
+        for row in table.rows_for(columns):
             if row.fault is not None:
                 notes = "".join(f" ({warning})" for warning in table.warnings[:1])
                 raise TableError(f"{_place(table, row)}: {row.fault}{notes}")
@@ -43,18 +56,25 @@ def sound_rows(table: Table) -> Iterator[TableRow]:
 
 
 def read_rows(table: Table, source: SourceConfig) -> Iterator[Row]:
-    """Rows in order, with their cells. Cells are keyed by the names that the recipe uses, which may be numbers.
+    """Rows in order, with their cells and `path_columns`. Cells are keyed by the names that the recipe uses, which may
+    be numbers. The objects of JSON lines have their own names, which are compared in the same way.
 
     Raises:
         TableError: the header lacks a column, or a row is broken.
     """
-    renamed = {address: name for address in columns_of(source) if (name := table.column(address)) != address}
-    for row in sound_rows(table):
-        yield _place(table, row), row.cells | {new: row.cells[old] for new, old in renamed.items()}
+    of_path, asked = path_columns(table.name), columns_of(source)
+    own = [name for name in asked if name not in of_path or find_column(table.columns or (), name) is not None]
+    names = {address: table.column(address) for address in own}
+    for row in sound_rows(table, {*names.values()}):
+        if table.columns is None:
+            alike = {name: find_column([*row.cells], name) for name in own if not name.isdecimal()}
+            names = {new: old for new, old in alike.items() if old is not None}
+        cells = row.cells | of_path | row.cells  # the row's own come first
+        yield _place(table, row), cells | {new: row.cells[old] for new, old in names.items()}
 
 
 def _place(table: Table, row: TableRow) -> str:
-    return f"{table.name}, {'row' if table.format == 'parquet' else 'line'} {row.number}"
+    return f"{table.name}, {table.place(row)}"
 
 
 def in_recipe(message: str) -> str:
@@ -113,20 +133,6 @@ def json_value(cell: Any) -> Any:
         if text[0] == "{" or text[1] in "'\"":
             raise TableError(f'{text!r:.60} looks like a list; write lists as JSON does: ["a", "b"]')
     return cell
-
-
-def text_value(value: Any) -> str | None:
-    """A cell as text; empty if it is missing, and None if it is not text, such as a number. The elements of a list are
-    paragraphs.
-
-    >>> text_value("good"), text_value(["One.", "Two."]), text_value(None), text_value(5)
-    ('good', 'One.\\nTwo.', '', None)
-    """
-    try:
-        values = cell_values(value, "")
-    except TableError:
-        return None
-    return "\n".join(values) if all(isinstance(item, str) for item in values) else None
 
 
 @functools.cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -18,7 +18,7 @@ from bert_client.command.progress import Progress
 from bert_client.errors import BertServiceError, ProblemError
 from bert_client.http.calls import FLUSH
 from bert_client.results import FillMaskResult, LabelResult, Model
-from bert_tables import Dialect, Row, Table, TableError, is_missing, open_table
+from bert_tables import Dialect, Row, Table, TableError, cell_text, find_column, open_table
 
 Result = FillMaskResult | LabelResult
 Ask = Callable[[Iterable[Any]], Iterator[Result | ProblemError]]
@@ -143,23 +143,23 @@ def run(job: FileJob, ask: Ask, find_model: FindModel = lambda: None) -> bool:
 def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool:
     progress = Progress(sys.stderr)
     with (
-        open_table(job.source, format=job.source_format, dialect=job.dialect, progress=progress.read) as table,
+        open_table(job.source, format=job.source_format, dialect=job.dialect, progress=progress.read) as opened,
         open_output(job.target, job.options, sys.stderr, overwrite=job.overwrite, resume=resume) as output,
     ):
-        progress.size = table.size
+        progress.size = opened.size
         errors: list[TableError] = []
-        rows = _until_error(table.rows, errors)
-        read = tuple(map(table.column, job.columns))
+        table = replace(opened, rows=_until_error(opened.rows, errors))
         may_pause = table.size is None and job.target_format == "jsonl"
-        first = _first_rows(table, rows, read, may_pause=may_pause)
-        columns = table.columns or tuple(dict.fromkeys(name for row in first for name in row.cells))
+        table = _with_columns(table, job.columns, may_pause=may_pause)
+        columns = table.columns or ()
+        read = tuple(map(table.column, job.columns)) if columns else job.columns
         model = find_model()
         new_columns = NewColumns.of(job, columns, model)
         error_column, added = new_columns.names["error"], new_columns.added
         delimiters = {"csv": table.delimiter if table.format == "csv" else ",", "tsv": "\t"}
         delimiter = delimiters.get(job.target_format)
         writer = RowWriter(delimiter, (*columns, *added) if columns else ())
-        inputs = itertools.chain(first, rows)
+        inputs = table.rows_for(read)
 
         def written(cells: dict[str, Any], new: dict[str, Any]) -> str:
             answer = new_columns.cells(new)
@@ -172,7 +172,7 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
             return new
 
         given = (writer.note_left_out(row.cells) for row in inputs)
-        output.begin(writer.header(), added, given, model)
+        output.begin(writer.header(has_mark=table.has_mark), added, given, model)
         progress.begin(output.rows, output.failed)
         progress.warn(table.warnings)
         if job.writes_best_label and model and model.problem_type == "multi_label_classification":
@@ -182,8 +182,8 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
             ahead = read_ahead(checked, output.flush)
             for row, new in answer_rows(ahead, read, ask, one_is_enough=job.takes_half_pairs):
                 output.add(row.cells, written(row.cells, new), failed=new["error"] is not None)
-                progress.count(new["error"])
-                progress.unknown += new.get("unknown_tokens", 0) > 0
+                texts = [(column, row.cells.get(column)) for column in read]
+                progress.count(new["error"], texts, is_unknown=new.get("unknown_tokens", 0) > 0)
                 progress.warn(table.warnings)
         finally:
             progress.end_line()
@@ -261,9 +261,9 @@ def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_e
     `one_is_enough`: whether all texts but one may be missing.
     """
     fault = row.fault
-    may_lack = one_is_enough and not all(is_missing(row.cells.get(column)) for column in read)
+    lacking = [column for column in read if cell_text(row.cells.get(column)) == ""]
     for column in read:
-        if fault is None and not (may_lack and is_missing(row.cells.get(column))):
+        if fault is None and not (one_is_enough and column in lacking and len(lacking) < len(read)):
             fault = _text_fault(column, row.cells)
     if taken := next((name for name in new if name in row.cells), None):
         fault = fault or f"the field {taken!r} is not in the first rows, so the answers have its name: give --prefix"
@@ -273,9 +273,9 @@ def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_e
 def _text_fault(column: str, cells: Mapping[str, Any]) -> str | None:
     if column not in cells:
         return f"the field {column!r} is not there"
-    if is_missing(cells[column]):
-        return f"the field {column!r} is empty"
-    return None if isinstance(cells[column], str) else f"the field {column!r} is not text"
+    if (text := cell_text(cells[column])) is None:
+        return f"the field {column!r} is not text"
+    return None if text else f"the field {column!r} is empty"
 
 
 class _Reader:
@@ -365,9 +365,9 @@ def answer_rows(
                 yield FLUSH
                 continue
             waiting.append(row)
-            texts = tuple(row.cells.get(column) for column in read)
+            texts = tuple(cell_text(row.cells.get(column)) for column in read)
             if one_is_enough and not row.fault:
-                texts = tuple(text for text in texts if not is_missing(text))
+                texts = tuple(filter(None, texts))
             yield None if row.fault else texts[0] if len(texts) == 1 else texts  # None keeps the row's place
 
     for outcome in ask(inputs()):
@@ -422,26 +422,22 @@ def _free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _first_rows(table: Table, rows: Iterator[Row], read: tuple[str, ...], *, may_pause: bool) -> list[Row]:
-    """The first rows of JSON lines, whose fields become the columns. A table has a header instead.
+def _with_columns(table: Table, asked: Sequence[str], *, may_pause: bool) -> Table:
+    """The table; for JSON lines, with the fields of the first rows as columns, because they have no header.
 
-    `may_pause`: whether the first row that has the needed fields is enough, because more may come late.
+    `may_pause`: whether the first row that has the asked fields is enough, because more may come late.
 
     Raises:
-        TableError: no row has these fields.
+        TableError: no row has fields.
     """
-    first: list[Row] = []
     if table.columns is not None:
-        return first
-    for row in itertools.islice(rows, FIRST_ROWS):
+        return table
+    first: list[Row] = []
+    for row in itertools.islice(table.rows, FIRST_ROWS):
         first.append(row)
-        if may_pause and all(column in row.cells for column in read):
-            return first
-    found = dict.fromkeys(name for row in first for name in row.cells)
-    if first and not found:
+        if may_pause and all(find_column([*row.cells], column) for column in asked):
+            break
+    columns = tuple(dict.fromkeys(name for row in first for name in row.cells))
+    if first and not columns:
         raise TableError(f"{table.name}, line {first[0].number}: {first[0].fault or 'the first rows have no fields'}")
-    for column in read if found else ():
-        if column not in found:
-            shown = ", ".join(map(repr, found))
-            raise TableError(f"{table.name}: it has no column {column!r}; its columns are {shown}")
-    return first
+    return replace(table, columns=columns, rows=itertools.chain(first, table.rows))

@@ -16,8 +16,11 @@ def writes_folder(names: Sequence[str], output: str) -> bool:
     return len(names) > 1 or os.path.isdir(names[0]) or os.path.isdir(output) or output.endswith(os.sep)  # noqa: PTH112
 
 
-def input_files(names: Sequence[str], output: str) -> list[tuple[str, Path]]:
+def input_files(names: Sequence[str], output: str, form: str | None = None) -> list[tuple[str, Path]]:
     """Each real file once, with its path within the output folder, without the suffix.
+
+    Args:
+        form: The stated format. With it, all files of a folder are read; else those whose suffix is that of a format.
 
     Raises:
         ValueError: the output cannot be a folder, or is within a folder that is read; a folder has no data files.
@@ -30,24 +33,19 @@ def input_files(names: Sequence[str], output: str) -> list[tuple[str, Path]]:
         is_folder = folder.is_dir()
         if is_folder and Path(output).resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"the output {output} is within {name}, where it would be read: write to another folder")
-        files = _data_files(folder) if is_folder else [folder]
+        files = [file for file in _files(folder) if form or format_of(file.name)] if is_folder else [folder]
         if not files:
-            raise ValueError(f"{name}: has no file whose suffix is that of a table or text")
+            raise ValueError(f"{name}: has no file whose suffix is that of a table or text; --format states the format")
         for file in files:
             path = file.relative_to(folder) if is_folder else Path(file.name)
             found.setdefault(os.path.realpath(file), (str(file), _without_suffix(path)))
     return list(found.values())
 
 
-def _data_files(folder: Path) -> list[Path]:
-    """The files in a folder and its subfolders whose suffix is that of a format, without hidden ones."""
-    return [
-        file
-        for file in sorted(folder.rglob("*"))
-        if format_of(file.name)
-        and file.is_file()
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    ]
+def _files(folder: Path) -> list[Path]:
+    """The files in a folder and its subfolders, without hidden ones and those of Hive and Spark, such as `_SUCCESS`."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return [file for file in files if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
 
 
 def _without_suffix(path: Path) -> Path:

@@ -29,6 +29,7 @@ from bert_client.http.environment import trusted_tls
 from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
 from bert_tables import FORMATS, LINE, Dialect, TableError, format_of
+from bert_tables.dialect import add_dialect_options, stated_dialect
 
 REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 
@@ -261,7 +262,7 @@ def _jobs(given: argparse.Namespace) -> list[file_job.FileJob]:
     if not inputs.writes_folder(given.file, given.output):
         return [_job(given, given.file[0], given.output)]
     jobs: dict[str, file_job.FileJob] = {}
-    for source, path in inputs.input_files(given.file, given.output):
+    for source, path in inputs.input_files(given.file, given.output, given.format):
         target = str(Path(given.output, f"{path}.{_target_format(given, source, '-')}"))
         if target in jobs:
             raise ValueError(f"{jobs[target].source} and {source} have the same output {target}: rename one of them")
@@ -310,13 +311,7 @@ def _target_format(given: argparse.Namespace, source: str, target: str) -> str:
 
 
 def _dialect(given: argparse.Namespace) -> Dialect:
-    return Dialect(
-        header=not given.no_header,
-        delimiter=given.delimiter,
-        quote=given.quote,
-        escape=given.escape,
-        encoding=given.encoding,
-    )
+    return Dialect(**stated_dialect(given))
 
 
 class _Version(argparse.Action):
@@ -378,13 +373,7 @@ def _common() -> argparse.ArgumentParser:
     files.add_argument("--format", choices=FORMATS, help="format of the input [by its name]")
     files.add_argument("--column", default=LINE, metavar="NAME", help=_COLUMN_HELP)
     files.add_argument("--prefix", default="", metavar="TEXT", help="prefix of the new columns")
-    files.add_argument("--delimiter", metavar="CHARACTER", help="character between cells [detected]")
-    files.add_argument("--no-header", action="store_true", help="the first row is data: columns have numbers")
-    files.add_argument("--quote", metavar="CHARACTER", help='quotation mark around cells; "" for none ["]')
-    files.add_argument(
-        "--escape", metavar="CHARACTER", help="character before marks that are only text, such as \\ [none]"
-    )
-    files.add_argument("--encoding", metavar="NAME", help="encoding of the text [UTF-8, or by its byte order mark]")
+    add_dialect_options(files.add_argument)
     files.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at the same time [4]")
     return common
 

@@ -32,6 +32,8 @@ SAVE_SECONDS = 2.0
 SAVE_CHARACTERS = 2**20
 """Lines with more characters are saved at once, to bound memory."""
 
+MARK = "\ufeff"
+"""The byte order mark, by which spreadsheets know UTF-8."""
 OVERWRITE_ADVICE = "give --overwrite to begin again"
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -74,9 +76,9 @@ class RowWriter:
         self._line = ""
         self._csv = csv.writer(self, delimiter=delimiter or ",")
 
-    def header(self) -> str:
-        """The first line, if the format has one."""
-        return "" if self._is_json or not self._columns else self._encode(self._columns)
+    def header(self, *, has_mark: bool = False) -> str:
+        """The first line, if the format has one. `has_mark`: whether a byte order mark is before it."""
+        return "" if self._is_json or not self._columns else MARK * has_mark + self._encode(self._columns)
 
     def row(self, cells: Mapping[str, Any]) -> str:
         """The line or lines of a row."""
@@ -108,13 +110,13 @@ def written_rows(lines: Iterable[str], delimiter: str | None) -> Iterator[tuple[
             yield line, json.loads(line)
         return
     read: list[str] = []
+    columns: list[str] = []
 
     def noted() -> Iterator[str]:
         for line in lines:
             read.append(line)
-            yield line
+            yield line if columns else line.removeprefix(MARK)
 
-    columns: list[str] = []
     for record in csv.reader(noted(), delimiter=delimiter):
         yield "".join(read), dict(zip(columns, record, strict=True)) if columns else {}
         columns = columns or record

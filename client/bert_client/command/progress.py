@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from typing import TextIO
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 from bert_client.command.output import printable
+from bert_tables import MissingWords
 
 SHOWN_ERRORS = 3
 """Number of kinds of errors in the summary, the most frequent first."""
@@ -24,8 +26,8 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO, every: float = 0.5) -> None:
-        self.rows = self.failed = self.unknown = 0
-        """Numbers of rows: all, those with an error, and those whose text is mostly [UNK]."""
+        self.rows = self.failed = 0
+        """Numbers of rows: all, and those with an error."""
         self.size: int | None = None
         """Bytes of the file, if known."""
         self._stream = stream
@@ -36,7 +38,8 @@ class Progress:
         self._earlier_rows = 0
         self._errors: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
-        self._warnings = 0
+        self._warnings = self._unknown = 0
+        self._words = MissingWords()
 
     def read(self, count: int) -> None:
         """Add bytes of the file that have been read."""
@@ -47,9 +50,17 @@ class Progress:
         self.rows = self._earlier_rows = rows
         self.count_errors("an error of an earlier run", failed)
 
-    def count(self, error: str | None) -> None:
-        """Add a row, which has an answer or an error."""
+    def count(self, error: str | None, texts: Iterable[tuple[str, Any]] = (), *, is_unknown: bool = False) -> None:
+        """Add a row, which has an answer or an error.
+
+        Args:
+            texts: Column and cell of each text.
+            is_unknown: Whether the text is mostly [UNK].
+        """
         self.rows += 1
+        self._unknown += is_unknown
+        for column, text in texts:
+            self._words.count(column, text)
         if error is not None:
             self.count_errors(error, 1)
         if self._visible and time.monotonic() - self._shown >= self._every:
@@ -85,5 +96,6 @@ class Progress:
         self._stream.write(f"{self.rows:,} rows, {self.failed:,} with an error, {speed:,.0f} rows/s\n")
         for kind, count in (+self._errors).most_common(SHOWN_ERRORS):
             self._stream.write(f"  {min(count, self.failed):,} such as: {printable(self._examples[kind])}\n")
-        if self.unknown:
-            self._stream.write(f"{self.unknown:,} rows are mostly [UNK]: their answers say little about them\n")
+        if self._unknown:
+            self._stream.write(f"{self._unknown:,} rows are mostly [UNK]: their answers say little about them\n")
+        self._stream.writelines(f"{printable(note)}\n" for note in self._words.notes(self.rows))

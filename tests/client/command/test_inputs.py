@@ -23,6 +23,9 @@ def test_input_files_of_a_folder_are_its_data_files(tmp_path: Path) -> None:
         ("b.csv", "b"),
         ("c.parquet", "sub/c"),
     ]
+    touch(tmp_path, "part=1/part-00000", "_SUCCESS")
+    given = [str(path) for _, path in input_files([str(tmp_path)], "out", "csv")]
+    assert given == ["README", "a", "b", "part=1/part-00000", "sub/c", "x.pdf"]
 
 
 def test_input_files_are_each_real_file_once(tmp_path: Path) -> None:

@@ -395,9 +395,34 @@ def test_bert_missing_text_is_not_sent(bert: Bert, tmp_path: Path) -> None:
             ("good", None),
             ("NA|-", None),  # these may be answers
         ]
+        (tmp_path / "words.csv").write_text("text\nNULL\nnan\n#REF!\n#DIV/0!\nNULL\ngood\n")
+        _, *notes = bert("sentiment", "--file", str(tmp_path / "words.csv"), "--url", echo.url)[2].splitlines()
+        words = [note.split("; it is read as a text")[0] for note in notes]
+        counts = {"NULL": 2, "nan": 1, "#REF!": 1, "#DIV/0!": 1}
+        assert words == [f"{n} of 6 rows have {word!r} in the column 'text'" for word, n in counts.items()]
         code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.jsonl"), "--url", echo.url)
-        assert (code, echo.paths.count("/sentiment")) == (1, 1)
+        assert (code, echo.paths.count("/sentiment")) == (1, 2)
     assert {json.loads(line)["error"] for line in output.splitlines()} == {"the field 'text' is empty"}
+
+
+def test_bert_list_of_tokens_is_a_text_and_names_of_fields_are_alike(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"Text": ["a", "good", "film"]}\n{"Text": ["Good film.", "Bad."]}\n{"Text": [1]}\n'
+    )
+    with serve() as echo:
+        _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.jsonl"), "--url", echo.url)
+    answers = [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())]
+    assert answers == [("a good film", None), ("Good film.\nBad.", None), (None, "the field 'Text' is not text")]
+
+
+def test_bert_column_that_is_not_read_decides_nothing(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfid,text,city,city\n1,good,M\xfcnchen,x\n2,bad,Rom,y\n")
+    code, output, complaints = bert("sentiment", "--file", str(tmp_path / "a.csv"))
+    header, *rows = csv.reader(io.StringIO(output))
+    assert (code, header) == (0, ["\ufeffid", "text", "3", "4", "label", "score", "truncated", "error"])
+    assert [(row[2], row[4], row[7]) for row in rows] == [("M\\udcfcnchen", "POSITIVE", ""), ("Rom", "POSITIVE", "")]
+    assert "a.csv: several columns are called 'city'; here they are called 3, 4\n" in complaints
+    assert "a.csv, line 2: in the column '3', byte 0xfc is not UTF-8" in complaints
 
 
 def test_bert_lone_surrogate_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
@@ -464,7 +489,7 @@ def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
     assert code == 0
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [row["error"] for row in rows] == [
-        "the line is not JSON (Expecting value, character 0)",
+        no_json := "the line is not JSON (Expecting value, character 0); write one object per line (jq -c .)",
         "the field 'text' is not there",
         None,
     ]
@@ -500,7 +525,7 @@ def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
     assert (code, output, complaint) == (
         1,
         "",
-        f"bert: {source}, line 1: the line is not JSON (Expecting value, character 0)\n",
+        f"bert: {source}, line 1: {no_json}\n",
     )
 
 
@@ -579,6 +604,8 @@ def test_bert_file_of_an_unknown_format_says_what_it_is(bert: Bert, tmp_path: Pa
         ("id;text\n1;a, b\n", (), ["a, b"]),
         ("id^text\n1^a; b\n", ("--delimiter", "^"), ["a; b"]),
         ("id\ttext\n1\ta; b\n", ("--delimiter", "\\t", "--column", "2"), ["a; b"]),
+        ("id\x01text\n1\x01a; b\n", ("--delimiter", r"\x01"), ["a; b"]),
+        ("May\nid,text\n1,good\n", ("--first-line", "2"), ["good"]),
         ('id,text\n1,"a \\"b\\", c"\n', ("--escape", "\\"), ['a "b", c']),
         ("id,text\n1,'a, b'\n2,\"c\n", ("--quote", "'"), ["a, b", '"c']),
         ('id,text\n1,"a\n', ("--quote", ""), ['"a']),
@@ -597,7 +624,9 @@ def test_bert_dialect_is_stated(
 
 def test_bert_dialect_that_cannot_be_is_misuse(bert: Bert) -> None:
     code, _, complaint = bert("sentiment", "--file", "a.csv", "--delimiter", ";;")
-    assert (code, complaint.splitlines()[-1]) == (2, "bert: error: delimiter is ';;': give one character")
+    assert (code, complaint.splitlines()[-1]) == (
+        *(2, r"bert: error: delimiter is ';;': give one character, such as ; or \t or \x01"),
+    )
 
 
 def test_bert_does_not_replace_the_file_that_it_reads(bert: Bert, tmp_path: Path) -> None:
@@ -677,7 +706,7 @@ def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: P
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        ('{"text": "good"}\n{"text": "bad"}\n', "holds JSON lines; state the format jsonl, or lines to read"),
+        ('{"text": "good"}\n{"text": "bad"}\n', "holds JSON; state the format jsonl, or lines to read"),
         ("id\ttext\r\n1\tgood\r\n", "holds a table with the column 'text'; state the format tsv, or lines"),
         ('"id","text"\n1,good\n', "holds a table with the column 'text'; state the format csv, or lines"),
         ("id;text;stars\n1;good;5\n", "holds a table with the column 'text'; state the format csv, or lines"),
@@ -1299,14 +1328,19 @@ def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> 
 
 
 def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(bert: Bert, tmp_path: Path) -> None:
-    """The gateway spoils the first answer to each request, and always refuses three texts."""
+    """The gateway spoils the first answer to each request, and always refuses three texts and cuts off one."""
     html = "<html>log in</html>"
     ways = [(200, html), (200, '{"model": "m", "resu'), (200, ""), (302, html), (403, html), (413, html), (429, "")]
     ways += [(500, html), (501, html), (502, html), (503, html), (504, html), (599, ""), CUT]
-    refused = {"text 50": (403, html), "text 111": (302, html), "text 299": (200, html)}
-    seen: dict[str, tuple[int, str]] = {}
+    refused: dict[str, Any] = {
+        "text 50": (403, html),
+        "text 111": (302, html),
+        "text 222": CUT,
+        "text 299": (200, html),
+    }
+    seen: dict[str, Any] = {}
 
-    def spoil(inputs: list[str]) -> tuple[int, str] | None:
+    def spoil(inputs: list[str]) -> Any:
         if always := next((refused[one] for one in inputs if one in refused), None):
             return always
         if (key := "|".join(inputs)) in seen:
@@ -1319,11 +1353,13 @@ def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(bert: Bert, 
     source.write_text("\n".join(texts))
     with serve(spoil) as echo:
         code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
-    assert (code, complaints.partition(" error")[0]) == (0, "300 rows, 3 with an")
+    assert (code, complaints.partition(" error")[0]) == (0, "300 rows, 4 with an")
     assert set(seen.values()) == set(ways)
     rows = scored_rows(target)
     assert [(text, label) for text, label, _ in rows] == [(one, "" if one in refused else one) for one in texts]
     errors = [error for _, _, error in rows if error]
+    reset = errors.pop(2)
+    assert reset.startswith(f"{echo.url}: Server disconnected without sending a response.")
     url = f"{echo.url}/sentiment: responded"
     assert errors == [f"{url} {status}, not as bert-service: '{html}'" for status in (403, 302, 200)]
 

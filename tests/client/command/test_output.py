@@ -97,7 +97,7 @@ def test_row_writer_row_is_read_back_as_one(delimiter: str, text: str) -> None:
 def test_written_rows_are_the_lines_and_cells_of_the_row_writer(delimiter: str | None) -> None:
     rows = [{"text": text, "label": "A"} for text in ("one\rtwo", 'a "b",\n\n\tc', "\x85\u2028", "", "x" * 200_000)]
     writer = RowWriter(delimiter, ("text", "label"))
-    lines = [writer.header(), *map(writer.row, rows)][delimiter is None :]
+    lines = [writer.header(has_mark=True), *map(writer.row, rows)][delimiter is None :]
     read = list(written_rows(io.StringIO("".join(lines), newline=""), delimiter))
     assert [line for line, _ in read] == lines
     assert [cells for _, cells in read if cells] == rows

@@ -56,7 +56,7 @@ def test_spreadsheet_is_read_as_it_is_exported(tmp_path: Path) -> None:
 def test_spreadsheet_in_another_encoding_says_what_to_add(tmp_path: Path) -> None:
     rows = [row | {"body": f"Schön: {row['body']}"} for row in REVIEWS]
     table = write_csv(tmp_path / "export.csv", rows, "windows-1252", delimiter=";")
-    message = r"export\.csv, line 2: byte 0xf6 is not UTF-8: state the encoding .* such as windows-1252.*--encoding"
+    message = r"export\.csv, line 2: .*byte 0xf6 is not UTF-8: state the encoding .* such as windows-1252.*--encoding"
     with pytest.raises(SourceError, match=message):
         planned(table, tmp_path / "out")
     plan = planned(table, tmp_path / "out", "--encoding", "windows-1252")
@@ -72,9 +72,17 @@ def test_folder_of_folders_and_lines_of_fasttext_need_no_columns(tmp_path: Path)
         file.write_text(row["body"])
         lines.append(f"__label__{row['sentiment']} {row['body']}\n")
     (tmp_path / "lines.txt").write_text("".join(lines))
-    for name in ("classes", "lines.txt"):
-        format_ = ("--format", "fasttext") if name == "lines.txt" else ()
-        plan = planned(tmp_path / name, tmp_path / f"out {name}", *format_)
+    for label in ("negative", "positive"):
+        for name in (f"tables/{label}", f"hive/sentiment={label}"):
+            (tmp_path / name).mkdir(parents=True)
+            write_csv(
+                tmp_path / name / "a.csv", [{"body": row["body"]} for row in reviews() if row["sentiment"] == label]
+            )
+    with pytest.raises(SourceError, match="name them, such as: --text body --label folder"):
+        planned(tmp_path / "tables", tmp_path / "out")
+    options = {"lines.txt": ("--format", "fasttext"), "tables": ("--label", "folder")}
+    for name in ("classes", "lines.txt", "tables", "hive"):
+        plan = planned(tmp_path / name, tmp_path / f"out {name}", *options.get(name, ()))
         assert "labels: negative (30), positive (30)" in plan.summary
         assert sum(texts_of(plan.recipe).values()) == 60
     with pytest.raises(

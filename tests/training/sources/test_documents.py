@@ -69,13 +69,17 @@ def test_several_text_columns_are_paragraphs_and_stay_apart_as_fields(tmp_path: 
     assert [document.fields for document in found] == [("T", "Body."), ("", "Alone.")]
 
 
-def test_lists_of_strings_are_paragraphs_and_labels_are_strings(tmp_path: Path) -> None:
-    rows = [{"text": ["One.", "Two."], "label": 3}, {"text": "x", "label": 1.0}, {"text": "y", "label": None}]
+def test_lists_of_strings_are_paragraphs_or_tokens_and_labels_are_strings(tmp_path: Path) -> None:
+    rows = [
+        {"text": ["It is one.", "Two."], "label": 3},
+        {"text": ["x", "y"], "label": 1.0},
+        {"text": "y", "label": None},
+    ]
     write(tmp_path / "a.jsonl", jsonl(rows))
     found = read(tmp_path, "a.jsonl", label="label")
     assert [(document.text, document.label) for document in found] == [
-        ("One.\nTwo.", "3"),
-        ("x", "1"),
+        ("It is one.\nTwo.", "3"),
+        ("x y", "1"),
         ("y", None),
     ]
 
@@ -213,21 +217,15 @@ def test_words_for_a_missing_value_are_values_and_counted(tmp_path: Path, caplog
         (
             "a.csv",
             "Reviews, of May\nid,text,n\n1,good,2\n2,bad,3\n",
-            "may begin in line 2, .* delete the lines above it",
+            r"seems to begin in line 2, .*: give --first-line 2 \(first_line in a recipe's `table`\)",
         ),
-        ("a.json", '{"data": [{"text": "a"}]}', "is one object, with the rows in 'data'; write one object per line"),
+        ("a.json", '{"data": [{"text": "a"}]}', "is JSON, but not an object per line"),
     ],
 )
 def test_shape_that_is_no_table_is_an_error(tmp_path: Path, name: str, content: str, message: str) -> None:
     write(tmp_path / name, content)
     with pytest.raises(SourceError, match=message):
         read(tmp_path, name)
-
-
-def test_title_above_the_header_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path / "a.csv", "Reviews of May\n\nid,text,n\n1,good,2\n2,bad,3\n")
-    assert texts(tmp_path, "a.csv") == ["good", "bad"]
-    assert caplog.messages == [f"{tmp_path}/a.csv: the table begins in line 3; the lines above it are not read"]
 
 
 def test_rows_of_parquet_that_have_no_text_are_skipped_and_counted(
@@ -291,7 +289,7 @@ def test_a_tables_dialect_is_stated_or_detected(tmp_path: Path, content: str, se
 def test_an_encoding_is_stated(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, "text\nschön\n".encode("windows-1252"))
     assert texts(tmp_path, name, table={"encoding": "windows-1252"})[0].endswith("schön")
-    with pytest.raises(SourceError, match=r"line 2: byte 0xf6 is not UTF-8: state .* `table` states it$"):
+    with pytest.raises(SourceError, match=r"line 2: .*byte 0xf6 is not UTF-8: state .* `table` states it$"):
         texts(tmp_path, name)
     with pytest.raises(SourceError, match="does not begin with a byte order mark; state utf-16-le or utf-16-be"):
         texts(tmp_path, name, table={"encoding": "utf-16"})
@@ -350,9 +348,23 @@ def test_a_texts_domain_is_the_value_of_a_column(tmp_path: Path) -> None:
     assert [document.domain for document in read(tmp_path, "a.jsonl", by="shop")] == ["1", None]
 
 
-def test_a_folders_name_is_no_label_of_a_table(tmp_path: Path) -> None:
-    write(tmp_path / "a.csv", "text,folder\ngood,pos\n")
-    assert [document.label for document in read(tmp_path, "a.csv", label="folder")] == ["pos"]
+def test_a_table_has_columns_of_its_path_unless_it_has_them_itself(tmp_path: Path) -> None:
+    write(tmp_path / "pos/a.csv", "text,folder\ngood,own\n")
+    write(tmp_path / "pos/b.jsonl", jsonl([{"text": "fine"}, {"text": "great", "folder": "own"}]))
+    found = read(tmp_path, "pos", label="folder")
+    assert [document.label for document in found] == ["own", "pos", "own"]
+    write(tmp_path / "hive/lang=de/stars=5/part.csv", "text\ngut\n")
+    (document,) = read(tmp_path, "hive", label="folder", by="lang", group="stars")
+    assert (document.label, document.domain, document.group) == ("5", "de", "5")
+
+
+def test_names_of_columns_are_alike_in_every_format(tmp_path: Path) -> None:
+    write(tmp_path / "a/a.csv", "id, Text , LABEL\n1,good,pos\n")
+    write(
+        tmp_path / "a/b.jsonl",
+        jsonl([{" Text ": "good", "LABEL": "pos"}, {"label": "pos", "text": "good", "Text": "x"}]),
+    )
+    assert [(document.text, document.label) for document in read(tmp_path, "a", label="label")] == [("good", "pos")] * 3
 
 
 def test_plain_text_with_a_label_column_is_an_error_that_names_the_ways(tmp_path: Path) -> None:
@@ -499,9 +511,9 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '[{"text": "x"}]\n',
-            r"a\.jsonl: is one JSON array, not an object per line; write one object",
+            r"a\.jsonl: is JSON, but not an object per line",
         ),
-        ("a.jsonl", '{"body": "x", "id": 1}\n', r"line 1: no column 'text'; there are body, id; set text"),
+        ("a.jsonl", '{"body": "x", "id": 1}\n', r"line 1: no column 'text'; there are body, id, folder; set text"),
         (
             "a.jsonl",
             '{"text": {"x": 1}}\n{"text": null}\n',
@@ -510,7 +522,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"text": "x"}\n{"text": "caf\xe9"}\n',
-            r"line 2: byte 0xe9 is not UTF-8: state the encoding",
+            r"line 2: .*byte 0xe9 is not UTF-8: state the encoding",
         ),
         ("a.txt", "cut short: é".encode()[:-1] + b"\nnext", r"a\.txt, line 1: byte 0xc3"),
         ("a.txt", "First.\ncut short: é".encode()[:-1], r"a\.txt, line 2: byte 0xc3"),
@@ -528,7 +540,11 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
             r"line 3: the row has 3 cells, the header has 2 \(text, label\)",
         ),
         ("a.csv", 'text,label\n"x,1\ny,2\n', r"a\.csv, line 2: a quoted cell .* line 2 never closes; .* twice"),
-        ("a.csv", "text,stars,text\nx,1,y\n", r"a\.csv: two columns are called 'text'; rename one"),
+        (
+            "a.csv",
+            "text,stars,text\nx,1,y\n",
+            r"no column 'text'; .*a\.csv: several columns are called 'text'; here they are called 1, 3",
+        ),
         ("a.tsv", "text\tlabel\nx\n", r"a\.tsv, line 2: the row has 1 cell, the header has 2"),
         ("a.jsonl.gz", b"not gzip", r"a\.jsonl\.gz, line 1: .* not JSON .*is not compressed, unlike its name"),
         (

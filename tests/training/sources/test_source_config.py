@@ -25,7 +25,7 @@ def test_source_config_table_is_a_dialect() -> None:
     [
         (
             '{delimeter=";"}',
-            r"sources\.0\.table\.delimeter: no such key; the keys are header, delimiter, quote",
+            r"sources\.0\.table\.delimeter: no such key; the keys are first_line, header, delimiter",
         ),
         ('{delimiter=";;"}', "delimiter is ';;': give one character"),
         ('{encoding="utf-9"}', "encoding 'utf-9' is unknown"),
