@@ -28,7 +28,6 @@ from training.examples.inspect import inspect
 from training.export.run import check_targets, export
 from training.finetune.run import check_start
 from training.finetune.soft_labels import load_teachers
-from training.metrics.classification import load_classifier
 from training.pipeline import Pipeline
 from training.pretrain.run import load_pretrained
 from training.recipe import load_recipe
@@ -76,13 +75,11 @@ def _all(pipeline: Pipeline) -> bool:
     pipeline.all()  # checks that all inputs of the recipe exist
     if recipe.pretrain.start and pipeline.pretrains:
         load_pretrained(recipe.pretrain.start)
-    teacher = recipe.soft_labels.teacher if recipe.soft_labels else None
-    if teacher:
-        load_classifier(teacher, recipe.finetune)
+    if recipe.soft_labels and recipe.soft_labels.teacher:
+        tokenizer = pipeline.start.tokenizer if pipeline.start else None
+        load_teachers([recipe.soft_labels.teacher], recipe.finetune, tokenizer)
     if pipeline.start:
         check_start(recipe, pipeline.start)
-        if teacher:
-            load_teachers([teacher], recipe.finetune, pipeline.start.tokenizer)
     return all(COMMANDS[name][0](pipeline) is not False for name in pipeline.commands())
 
 

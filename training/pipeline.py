@@ -202,8 +202,9 @@ class Pipeline:
         recipe, config = self.recipe, self.recipe.pretrain
         start = config.start
         settings = {
-            "pretrain": config.model_dump(mode="json", exclude={"start"}),
+            "pretrain": config.model_dump(mode="json", exclude={"start", "teacher"}),
             "start": checkpoint_hash(start) if start else None,
+            **({"teacher": checkpoint_hash(config.teacher)} if config.teacher else {}),
             "model": None if start else {**recipe.model.model_dump(), "positions": recipe.positions},
             "half_residual": recipe.half_residual,
             "seed": recipe.seed,
@@ -465,7 +466,7 @@ class Pipeline:
 
 def _networks(recipe: Recipe) -> Iterator[tuple[str, str, Path]]:
     """Table, key and path of the networks that a recipe names."""
-    keys = ("pretrain", "start"), ("finetune", "pretrained"), ("soft_labels", "teacher")
+    keys = ("pretrain", "start"), ("pretrain", "teacher"), ("finetune", "pretrained"), ("soft_labels", "teacher")
     for table, key in keys:
         if (path := getattr(getattr(recipe, table), key, None)) is not None:
             yield table, key, path

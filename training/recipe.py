@@ -243,6 +243,9 @@ class PretrainConfig(_Strict):
     start: Path | None = None
     """Checkpoint directory to start from. Its shape and vocabulary replace `[model]` and `[tokenizer]`. Use another
     `seed` than its run had, because the same examples would come first again."""
+    teacher: Path | None = None
+    """Checkpoint directory of a larger network with the same vocabulary, such as `runs/large/pretrained`. The network
+    learns the attention relations of its last layer, beside masked words and next sentences (MiniLMv2)."""
     tokens: Positive | None = None
     """Budget in tokens. If absent, 5,000,000, or as many as fit into `minutes`."""
     minutes: Annotated[float, Field(gt=0)] | None = None

@@ -58,6 +58,10 @@ def classification_batch(lengths: tuple[int, ...]) -> ClassificationBatch:
 
 LOSSES = {
     "pretraining": (lambda: PretrainingLoss(BertForPreTraining(CONFIG)), pretraining_batch),
+    "pretraining with a teacher": (
+        lambda: PretrainingLoss(BertForPreTraining(CONFIG), BertForPreTraining(CONFIG).encoder),
+        pretraining_batch,
+    ),
     "classification": (
         lambda: ClassificationLoss(SingleLabel(("a", "b")), BertForSequenceClassification(CONFIG), 10.0),
         classification_batch,
@@ -106,7 +110,8 @@ def test_loss_is_traced_as_one_graph_for_all_batches(stage: str, fake_cuda: Fake
         with autocast(loss, torch.bfloat16):
             loss(batch)
     assert len(backend.graphs) == 1, "a batch of the same shape was traced again"
-    assert backend.calls("varlen_attn") == CONFIG.num_hidden_layers
+    of_the_teacher = (CONFIG.num_hidden_layers - 1) * ("teacher" in stage)
+    assert backend.calls("varlen_attn") == CONFIG.num_hidden_layers + of_the_teacher
     assert not backend.tensors_on_cpu()
 
 

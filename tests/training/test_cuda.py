@@ -33,21 +33,23 @@ pytestmark = [
 SHAPE = ("model.hidden_size=64", "device=cuda")
 
 
-def make_trainer(recipe: Recipe, *, compiled: bool, cuda_graphs: bool = False) -> Trainer:
+def make_trainer(recipe: Recipe, *, compiled: bool, cuda_graphs: bool = False, taught: bool = False) -> Trainer:
     """A trainer as `pretrain` makes it, without evaluations."""
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     text = PreparedText(recipe.folder / "corpus", use="train")
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, recipe.micro_batch_tokens)
-    loss = PretrainingLoss(new_model(recipe, tokenizer).to("cuda"))
+    teacher = new_model(recipe, tokenizer).encoder if taught else None
+    loss = PretrainingLoss(new_model(recipe, tokenizer), teacher).to("cuda")
     if compiled:
         maybe_compile(loss, cuda_graphs=cuda_graphs)
     config = TrainConfig(10**9, 512, recipe.micro_batch_tokens, 1e-3, 0.1)
     return Trainer(loss, stream, config, recipe.folder / "pretrain", dist=DistContext())
 
 
+@pytest.mark.parametrize("taught", [True, False])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_trainer_step_never_waits_for_the_gpu(make_recipe: MakeRecipe, compiled: bool) -> None:
-    trainer = make_trainer(make_recipe(*SHAPE), compiled=compiled)
+def test_trainer_step_never_waits_for_the_gpu(make_recipe: MakeRecipe, compiled: bool, taught: bool) -> None:
+    trainer = make_trainer(make_recipe(*SHAPE), compiled=compiled, taught=taught)
     batches = made_ahead(MicroBatches(trainer.stream, total=100), trainer.device)
     for _ in range(4):
         trainer._step(batches)

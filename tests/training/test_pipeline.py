@@ -200,14 +200,15 @@ def test_pipeline_keys_depend_on_the_contents_of_the_network_to_start_from(
 ) -> None:
     start = tmp_path / "start"
     shutil.copytree(pretrained, start)
-    overrides = f"pretrain.start={start}", f"finetune.pretrained={start}"
+    overrides = f"pretrain.start={start}", f"pretrain.teacher={start}", f"finetune.pretrained={start}"
     before = [keys(recipe, override) for override in overrides]
-    elsewhere = f"pretrain.start={pretrained}", f"finetune.pretrained={pretrained}"
+    elsewhere = [override.replace(str(start), str(pretrained)) for override in overrides]
     assert [keys(recipe, override) for override in elsewhere] == before, "where it is does not count"
     with (start / "config.json").open("a") as file:
         file.write("\n")
     after = [keys(recipe, override) for override in overrides]
-    assert [changed(*both) for both in zip(before, after, strict=True)] == [{"pretrain", "finetune"}, {"finetune"}]
+    networks = {"pretrain", "finetune"}
+    assert [changed(*both) for both in zip(before, after, strict=True)] == [networks, networks, {"finetune"}]
 
 
 def command(recipe: Recipe) -> list[str]:
@@ -283,7 +284,7 @@ def test_pipeline_with_a_folder_in_place_of_a_link_is_refused(recipe: Recipe, na
         Pipeline(recipe)
 
 
-@pytest.mark.parametrize("key", ["pretrain.start", "finetune.pretrained", "soft_labels.teacher"])
+@pytest.mark.parametrize("key", ["pretrain.start", "pretrain.teacher", "finetune.pretrained", "soft_labels.teacher"])
 def test_pipeline_that_starts_from_a_link_of_its_own_run_is_refused(recipe: Recipe, key: str) -> None:
     with pytest.raises(RunError, match=rf"{key} is \S*tiny/pretrained, which changes with this run: give the run an"):
         keys(recipe, f"{key}={recipe.folder / 'pretrained'}")

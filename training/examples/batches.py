@@ -181,24 +181,17 @@ def best_fit(lengths: Ints, shape: BatchShape) -> list[list[int]]:
         lengths: (texts,) tokens of each.
     """
     batches: list[list[int]] = []
-    by_room: list[list[list[int]]] = [[] for _ in range(shape.tokens)]
-    rooms: list[int] = []  # those with a batch, sorted
+    rooms: list[tuple[int, int, int]] = []  # sorted: free tokens, last text (negative) and number of a batch
     for text, length in enumerate(lengths.tolist()):
-        at = bisect.bisect_left(rooms, length)
+        at = bisect.bisect_left(rooms, (length, -text))
         if at < len(rooms):
-            room = rooms[at]
-            batch = by_room[room].pop()
-            if not by_room[room]:
-                del rooms[at]
+            room, _, number = rooms.pop(at)
         else:
-            room, batch = shape.tokens, []
-            batches.append(batch)
-        batch.append(text)
-        room -= length
-        if room and len(batch) < shape.sequences - 1:
-            if not by_room[room]:
-                bisect.insort(rooms, room)
-            by_room[room].append(batch)
+            room, number = shape.tokens, len(batches)
+            batches.append([])
+        batches[number].append(text)
+        if room > length and len(batches[number]) < shape.sequences - 1:
+            bisect.insort(rooms, (room - length, -text, number))
     return batches
 
 

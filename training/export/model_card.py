@@ -54,7 +54,7 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: str)
         title=title,
         description=trained.description,
         start=f"`{start}`" if start else default_start,
-        teachers=_teachers_line(trained) if name == "classifier" else "",
+        teachers=_teachers_line(trained, name),
         run=_run_line(run),
         resolved=RESOLVED,
         data="\n".join(_source_line(source, notes.get(source_name(source), source.note)) for source in sources),
@@ -89,7 +89,10 @@ def _run_line(run: Path) -> str:
     return f"{last['step']:,} steps, {last['tokens']:,} tokens, {minutes}{where}."
 
 
-def _teachers_line(recipe: Recipe) -> str:
+def _teachers_line(recipe: Recipe, name: str) -> str:
+    if name == "pretrained":
+        teacher = recipe.pretrain.teacher
+        return f" It learned the attention relations of `{teacher}`, too." if teacher else ""
     if recipe.soft_labels is None:
         return ""
     own = f"{recipe.soft_labels.folds} classifiers, each on the texts that it has not read,"

@@ -12,7 +12,6 @@ from model.heads import BertForSequenceClassification
 from training.corpus.inputs import reading_of
 from training.corpus.parts import ALL_ROWS, Part
 from training.corpus.reader import PreparedText
-from training.errors import RunError
 from training.examples.labelled import Fold, LabelledStream, LabelledTexts, is_unlabelled, pass_size
 from training.finetune.calibration import calibrate, divide_logits
 from training.finetune.plan import PLANNED, planned, with_whole_micro_batches
@@ -109,13 +108,9 @@ def finetune(
 def check_start(recipe: Recipe, start: Checkpoint) -> None:
     """Raise RunError if a network does not fit the recipe that fine-tunes it."""
     logger.info("fine-tuning starts from %s", start.path)
-    if recipe.finetune.max_length > (positions := start.config.max_position_embeddings):
-        raise RunError(
-            f"finetune.max_length is {recipe.finetune.max_length}, but {start.path} has {positions} positions"
-        )
     unlabelled = recipe.soft_labels.sources if recipe.soft_labels else ()
     for source in (*recipe.finetune.train, *recipe.finetune.test, *unlabelled):
-        check_reading(start, reading_of(source))
+        check_reading(start, reading_of(source), recipe.finetune.max_length)
 
 
 def _plan(

@@ -18,7 +18,6 @@ from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
-from training.errors import RunError
 from training.examples.batches import Floats
 from training.examples.labelled import Fold, is_unlabelled, labelled_window, trained_on
 from training.metrics.classification import check_reading, load_classifier, predict_classification
@@ -52,22 +51,18 @@ def write_soft_labels(recipe: Recipe, teachers: Sequence[Checkpoint], labelled: 
     logger.info("%s labelled %s texts", names, f"{count:,}")
 
 
-def load_teachers(folders: Sequence[Path], config: FinetuneConfig, tokenizer: Tokenizer) -> list[Checkpoint]:
+def load_teachers(folders: Sequence[Path], config: FinetuneConfig, tokenizer: Tokenizer | None) -> list[Checkpoint]:
     """Load the classifiers in some folders.
 
     Args:
-        tokenizer: tokenizer of the network that will be fine-tuned.
+        tokenizer: tokenizer of the network that will be fine-tuned, if it is known.
 
     Raises:
         RunError: a classifier is missing, has other labels than the recipe, or has another vocabulary.
     """
     teachers = [load_classifier(folder, config) for folder in folders]
     for teacher in teachers:
-        if teacher.tokenizer.to_json() != tokenizer.to_json():
-            raise RunError(
-                f"{teacher.path} has another vocabulary than the network to fine-tune; a teacher reads the same "
-                "prepared text, so fine-tune it from the same pretrained network, or from one of its vocabulary"
-            )
+        check_reading(teacher, tokenizer=tokenizer)
     return teachers
 
 

@@ -53,16 +53,6 @@ def line_of(event: str, progress: str, figures: Mapping[str, Any]) -> str:
     return f"{event:10s}  {progress}  {text}"
 
 
-def time_left(seconds: float) -> str:
-    """A time in hours or minutes.
-
-    >>> time_left(130), time_left(3700)
-    ('2:10 min', '1:01 h')
-    """
-    unit, whole = ("h", seconds / 60) if seconds >= 3600 else ("min", seconds)
-    return f"{int(whole) // 60}:{int(whole) % 60:02d} {unit}"
-
-
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested mappings as one, with joined keys.
 

@@ -24,7 +24,7 @@ from training.errors import RunError
 from training.examples.loader import BatchStream, MicroBatches, made_ahead
 from training.loop.advice import LEFT_PLATEAU, Advice, Advisor
 from training.loop.checkpoint import Checkpointer, TrainState
-from training.loop.log import RunLog, line_of, time_left
+from training.loop.log import RunLog, line_of
 from training.loop.metrics import MetricWindow
 from training.loop.optimizer import make_optimizer, update_weights
 from training.loop.schedule import rate_factor
@@ -326,7 +326,7 @@ class Trainer:
             return "100%"
         began, first = self._began
         left = (time.monotonic() - began) / (step - first) * (steps - step)
-        return f"{100 * step // steps}%, {time_left(left)} left"
+        return f"{100 * step // steps}%, {tqdm.format_interval(left)} left"
 
     def _evaluate(self) -> Iterator[str]:
         """Evaluate and log. Yields lines for the console."""

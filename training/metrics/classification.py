@@ -14,6 +14,7 @@ from torch import Tensor
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from model.packing import PackedBatch
+from model.tokenizer import Tokenizer
 from training.errors import RunError
 from training.examples.labelled import LabelledTexts, encode_texts
 from training.metrics.domains import rows_by_domain
@@ -95,17 +96,35 @@ def load_classifier(folder: Path, config: FinetuneConfig) -> Checkpoint:
         raise RunError(f"{folder} is not a classifier")
     found, kind = checkpoint.config.labels, checkpoint.config.problem_type or SINGLE_LABEL
     if kind != config.problem_type:
-        raise RunError(f"{folder} is for {kind}, but finetune.problem_type is {config.problem_type}")
+        raise RunError(f"{checkpoint.path} is for {kind}, but finetune.problem_type is {config.problem_type}")
     if sorted(found) != sorted(config.label_names):
         remedy = "if they mean the same, write the recipe's into id2label of its config.json, each at its number"
-        raise RunError(f"{folder} has the labels {found}, but finetune.labels are {config.label_names}; {remedy}")
+        raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {config.label_names}; {remedy}")
     return checkpoint
 
 
-def check_reading(checkpoint: Checkpoint, read: str) -> None:
-    """Raise RunError if texts are read as pairs, and the network has one token type."""
-    if read != "text" and checkpoint.tokenizer.second_type_id >= checkpoint.config.type_vocab_size:
-        raise RunError(f'{checkpoint.path} takes single texts only (its type_vocab_size is 1): set read = "text"')
+def check_reading(
+    checkpoint: Checkpoint, read: str = "text", longest: int = 0, tokenizer: Tokenizer | None = None
+) -> None:
+    """Check that a network can read some texts.
+
+    Args:
+        read: how they are read; pretraining has pairs.
+        longest: tokens of the longest.
+        tokenizer: tokenizer that they were prepared with, if it is not the network's.
+
+    Raises:
+        RunError: it has too few positions, another vocabulary, or one token type and so no pairs.
+    """
+    config, own, path = checkpoint.config, checkpoint.tokenizer, checkpoint.path
+    if tokenizer and own.to_json() != tokenizer.to_json():
+        raise RunError(f"{path} has another vocabulary, or other model_input_names, than the prepared text")
+    if longest > config.max_position_embeddings:
+        limits = "lower max_length, or long_length in pretraining"
+        raise RunError(f"{path} has {config.max_position_embeddings} positions, not {longest}: {limits}")
+    if read != "text" and own.second_type_id >= config.type_vocab_size:
+        remedy = 'set read = "text", or begin with another network'
+        raise RunError(f"{path} takes single texts only (its type_vocab_size is 1), not pairs: {remedy}")
 
 
 def classify(checkpoint: Checkpoint, documents: Sequence[Document], read: str) -> Answers:

@@ -57,7 +57,7 @@ class PretrainingReport:
 
 @dataclass(frozen=True, slots=True)
 class PretrainingAnswers:
-    """Predictions of a network for a number of examples."""
+    """Predictions of a network for a number of examples: words where they are masked, pairs where nothing is."""
 
     losses: NDArray[np.float32]
     """(masked,) nats of each masked token."""
@@ -72,17 +72,11 @@ class PretrainingAnswers:
 def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Examples]:
     """The first `count` examples of a held-out text, in batches.
 
-    Only their length comes from the recipe, so that the figures of all recipes with this `short_length` can be
-    compared. All tokens to predict are [MASK], as in callers' texts. Tokens that training leaves visible would count as
-    understood.
+    Only their length comes from the recipe, the rest are defaults, so that the figures of all recipes with this
+    `short_length` can be compared. All tokens to predict are [MASK], as in callers' texts. Tokens that training leaves
+    visible would count as understood.
     """
-    config = ExamplesConfig(
-        short_length=config.short_length,
-        long_fraction=0.0,
-        mask_fraction=0.15,
-        single_fraction=0.0,
-        random_fraction=0.25,
-    )
+    config = ExamplesConfig(short_length=config.short_length, long_fraction=0.0)
     rng, vocabulary = np.random.default_rng(EVALUATION_SEED), Vocabulary.of(tokenizer)
     pairs = sample_pairs(text, config, rng)[:count]
     batches = (pairs[at : at + BATCH] for at in range(0, len(pairs), BATCH))
@@ -103,11 +97,9 @@ def evaluate_pretraining(
     reports = {}
     for name, text in heldout.items():
         batches = heldout_examples(text.window(), tokenizer, config, count)
-        words = predict_pretraining(model, batches)
-        pairs = predict_pretraining(model, [examples.shown_as(examples.masked_ids) for examples in batches])
         counts = text.token_counts()
         counts[tokenizer.unk_id] = 0  # masked only if a text has no other tokens
-        reports[name] = pretraining_report(words, pairs, counts)
+        reports[name] = pretraining_report(predict_pretraining(model, batches), counts)
     return reports
 
 
@@ -118,35 +110,32 @@ def predict_pretraining(model: BertForPreTraining, batches: Iterable[Examples]) 
     answers = []
     with evaluating(model):
         for examples in batches:
-            batch = collate_pretraining(examples).to(device)
-            hidden = model(batch.packed)
-            logits = model.masked_lm(hidden[batch.masked_rows]).float()
-            losses = F.cross_entropy(logits, batch.masked_ids, reduction="none")
-            follows = model.next_sentence(hidden[batch.cls_rows]).argmax(1)
-            answers.append((losses, logits.argmax(1) == batch.masked_ids, follows, torch.from_numpy(examples.kinds)))
+            masked = collate_pretraining(examples).to(device)
+            whole = collate_pretraining(examples.shown_as(examples.masked_ids)).to(device)
+            logits = model.masked_lm(model(masked.packed)[masked.masked_rows]).float()
+            losses = F.cross_entropy(logits, masked.masked_ids, reduction="none")
+            follows = model.next_sentence(model(whole.packed)[whole.cls_rows]).argmax(1)
+            answers.append((losses, logits.argmax(1) == masked.masked_ids, follows, torch.from_numpy(examples.kinds)))
     columns = [torch.cat(column).cpu() for column in zip(*answers, strict=True)]
     check_finite(columns[0])
     return PretrainingAnswers(*(column.numpy() for column in columns))
 
 
-def pretraining_report(
-    words: PretrainingAnswers, pairs: PretrainingAnswers, token_counts: NDArray[np.int64]
-) -> PretrainingReport:
-    """Figures of the answers to masked examples and to the same examples without masks.
+def pretraining_report(answers: PretrainingAnswers, token_counts: NDArray[np.int64]) -> PretrainingReport:
+    """Figures of answers.
 
     Args:
         token_counts: (vocab_size,) number of occurrences of each token that may be masked.
     """
-    paired = pairs.kinds != PairKind.SINGLE
-    correct = pairs.follows == np.where(pairs.kinds == PairKind.NEXT, IS_NEXT, NOT_NEXT)
-    kinds = np.unique(pairs.kinds[paired])
-    recall = {PairKind(kind).name.lower(): float(correct[pairs.kinds == kind].mean()) for kind in kinds}
+    kinds, paired = answers.kinds, answers.kinds != PairKind.SINGLE
+    correct = answers.follows == np.where(kinds == PairKind.NEXT, IS_NEXT, NOT_NEXT)
+    recall = {PairKind(kind).name.lower(): float(correct[kinds == kind].mean()) for kind in np.unique(kinds[paired])}
     by_topic = [recall[kind] for kind in ("next", "random_document") if kind in recall]
     return PretrainingReport(
-        examples=len(words.kinds),
-        masked=len(words.losses),
-        mlm_loss=float(words.losses.mean()),
-        mlm_accuracy=float(words.right.mean()),
+        examples=len(kinds),
+        masked=len(answers.losses),
+        mlm_loss=float(answers.losses.mean()),
+        mlm_accuracy=float(answers.right.mean()),
         unigram_entropy=entropy(token_counts),
         unigram_accuracy=float(token_counts.max() / token_counts.sum()),
         nsp_accuracy=float(correct[paired].mean()) if paired.any() else None,

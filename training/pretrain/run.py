@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from model.bert import BertEncoder
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import HELDOUT
@@ -22,6 +22,7 @@ from training.examples.pretraining import PretrainingStream
 from training.loop.advice import Advisor
 from training.loop.checkpoint import TrainState
 from training.loop.trainer import TrainConfig, Trainer
+from training.metrics.classification import check_reading
 from training.metrics.pretraining import evaluate_pretraining
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingLoss
@@ -57,12 +58,13 @@ def pretrain(
 
     Raises:
         CorpusError: the text is damaged.
-        RunError: `pretrain.start` does not fit.
+        RunError: `pretrain.start` or `pretrain.teacher` does not fit.
     """
     text = PreparedText(corpus, use=TRAIN)
     dist.check_equal([text.tokenizer_hash, text.checksum])
     heldout = open_heldout(corpus)
-    loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
+    loss = PretrainingLoss(new_model(recipe, tokenizer), load_teacher(recipe, tokenizer))
+    loss.to(choose_device(recipe.device, dist.local_rank))
     loss.model.encoder.half_residual = recipe.half_residual
     maybe_compile(loss, cuda_graphs=recipe.cuda_graphs)
     examples = recipe.pretrain.examples
@@ -127,22 +129,29 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
     Raises:
         RunError: `pretrain.start` has no next-sentence head, too few positions, or another vocabulary.
     """
-    start = recipe.pretrain.start
-    if start is None:
-        model = _with_dropout(recipe.model.bert(tokenizer.vocab_size, recipe.positions), recipe)
-        model.initialise(torch.Generator().manual_seed(recipe.seed))
-        zero_residual(model)
-        mimetic_attention_init(model.encoder)
+    start, shape = None, recipe.model.bert(tokenizer.vocab_size, recipe.positions)
+    if recipe.pretrain.start:
+        start, checkpoint = load_pretrained(recipe.pretrain.start)
+        check_reading(checkpoint, "pair", recipe.pretrain.examples.longest, tokenizer)
+        shape = start.config
+    dropout = {"hidden_dropout_prob": recipe.pretrain.dropout, "attention_probs_dropout_prob": 0.0}
+    model = BertForPreTraining(shape.replace(**dropout))
+    if start:
+        model.load_state_dict(start.state_dict())
         return model
-    loaded, checkpoint = load_pretrained(start)
-    if checkpoint.tokenizer.to_json() != tokenizer.to_json():
-        raise RunError(f"{start} has another vocabulary, or other model_input_names, than the prepared text")
-    positions, longest = loaded.config.max_position_embeddings, recipe.pretrain.examples.longest
-    if longest > positions:
-        raise RunError(f"examples have up to {longest} tokens, but {start} has {positions} positions")
-    model = _with_dropout(loaded.config, recipe)
-    model.load_state_dict(loaded.state_dict())
+    model.initialise(torch.Generator().manual_seed(recipe.seed))
+    zero_residual(model)
+    mimetic_attention_init(model.encoder)
     return model
+
+
+def load_teacher(recipe: Recipe, tokenizer: Tokenizer) -> BertEncoder | None:
+    """The encoder of `pretrain.teacher`. Raises RunError like `check_reading`."""
+    if recipe.pretrain.teacher is None:
+        return None
+    checkpoint = load_checkpoint(recipe.pretrain.teacher, need_heads=False)
+    check_reading(checkpoint, "pair", recipe.pretrain.examples.longest, tokenizer)
+    return checkpoint.model.encoder
 
 
 def load_pretrained(folder: Path) -> tuple[BertForPreTraining, Checkpoint]:
@@ -154,15 +163,8 @@ def load_pretrained(folder: Path) -> tuple[BertForPreTraining, Checkpoint]:
     checkpoint = load_checkpoint(folder)
     if not isinstance(checkpoint.model, BertForPreTraining) or checkpoint.model.next_sentence is None:
         raise RunError(f"{folder} is not a checkpoint with masked-LM and next-sentence heads")
-    if checkpoint.tokenizer.second_type_id >= checkpoint.config.type_vocab_size:
-        raise RunError(f"{folder} takes single texts only (its type_vocab_size is 1), and pretraining has pairs")
+    check_reading(checkpoint, "pair")
     return checkpoint.model, checkpoint
-
-
-def _with_dropout(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:
-    return BertForPreTraining(
-        shape.replace(hidden_dropout_prob=recipe.pretrain.dropout, attention_probs_dropout_prob=0.0)
-    )
 
 
 def open_heldout(corpus: Path) -> dict[str, PreparedText]:

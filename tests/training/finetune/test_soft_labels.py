@@ -261,7 +261,7 @@ def test_teacher_of_another_vocabulary_is_refused(recipe: Recipe, teacher: Path,
     loaded = load_checkpoint(teacher)
     words = [*loaded.tokenizer.vocab[:-1], "zzz"]
     save_checkpoint(tmp_path / "other", loaded.model, Tokenizer.from_vocab(words))
-    with pytest.raises(RunError, match="has another vocabulary than the network to fine-tune; a teacher reads"):
+    with pytest.raises(RunError, match="has another vocabulary, or other model_input_names, than the prepared text"):
         made(set_teaching(recipe, teacher=tmp_path / "other"), "soft-labels")
 
 

@@ -64,8 +64,8 @@ def evaluate(
 def test_pretraining_report_of_hand_made_answers() -> None:
     kinds = np.array([PairKind.NEXT, PairKind.NEXT, PairKind.RANDOM_DOCUMENT, PairKind.SWAPPED, PairKind.SINGLE])
     follows = np.array([IS_NEXT, NOT_NEXT, NOT_NEXT, IS_NEXT, IS_NEXT])
-    words = PretrainingAnswers(np.array([1.0, 3.0]), np.array([True, False]), follows, kinds)
-    report = pretraining_report(words, words, np.array([1, 0, 3]))
+    answers = PretrainingAnswers(np.array([1.0, 3.0]), np.array([True, False]), follows, kinds)
+    report = pretraining_report(answers, np.array([1, 0, 3]))
     assert (report.examples, report.masked, report.mlm_loss, report.mlm_accuracy) == (5, 2, 2.0, 0.5)
     assert report.nsp_accuracy == 0.5, "of four pairs"
     assert report.nsp_accuracy_random == 0.75, "mean of the recalls 0.5 and 1"

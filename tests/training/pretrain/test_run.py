@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from tests.training.stages import made
 from training.command import main
 from training.corpus.reader import PreparedText
 from training.errors import CorpusError, RunError
+from training.examples.batches import PretrainingBatch
 from training.examples.masking import Vocabulary
 from training.examples.pairs import IGNORE_INDEX
 from training.examples.pretraining import PretrainingStream
 from training.loop.log import RunLog
 from training.pipeline import Pipeline
-from training.pretrain.run import load_pretrained, new_model, open_heldout
+from training.pretrain.run import load_pretrained, load_teacher, new_model, open_heldout
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe, read_resolved
 from training.runtime.distributed import DistContext
@@ -220,10 +222,48 @@ def test_pretrain_start_continues_from_a_checkpoint_with_its_vocabulary_and_shap
     assert not same(weights(recipe), weights(finished))
 
 
-def test_pretrain_start_with_too_few_positions_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
-    recipe = make_recipe(f"pretrain.start={pretrained}", "pretrain.examples.long_length=65")
-    with pytest.raises(RunError, match=r"up to 65 tokens, but .* has 64 positions"):
-        new_model(recipe, Tokenizer.load(pretrained))
+@pytest.mark.parametrize(("key", "load"), [("start", new_model), ("teacher", load_teacher)])
+def test_pretrain_with_a_network_that_does_not_fit_is_refused(
+    make_recipe: MakeRecipe, pretrained: Path, key: str, load: Callable[[Recipe, Tokenizer], object]
+) -> None:
+    recipe = make_recipe(f"pretrain.{key}={pretrained}", "pretrain.examples.long_length=65")
+    with pytest.raises(RunError, match=r"has 64 positions, not 65: lower .* long_length in pretraining"):
+        load(recipe, Tokenizer.load(pretrained))
+    with pytest.raises(RunError, match="has another vocabulary, or other model_input_names, than the prepared text"):
+        load(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
+
+
+def test_pretrain_with_a_teacher_learns_its_relations_and_resumes_with_the_same_bits(
+    finished: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (f"pretrain.teacher={finished.folder / 'pretrained'}", "pretrain.tokens=7680", "model.hidden_size=32")
+    whole, parts = (make_recipe_in(tmp_path / name, *settings, "seed=2") for name in ("whole", "parts"))
+    assert pretrain(whole)
+    losses = [line["relation_loss"] for line in lines(whole, "train")]
+    assert losses[-1] < 0.9 * losses[0]
+
+    original = PretrainingLoss.forward
+    calls: list[int] = []
+
+    def stop_at_the_tenth_call(loss: PretrainingLoss, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        calls.append(1)
+        if len(calls) == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(loss, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingLoss, "forward", stop_at_the_tenth_call)
+        assert not pretrain(parts)
+    (state,) = Pipeline(parts).pretrain.folder.glob("state-*.pt")
+    assert (
+        torch.load(state, weights_only=True)["model"].keys()
+        == load_checkpoint(whole.folder / "pretrained").model.state_dict().keys()
+    ), "the teacher is not saved"
+    assert pretrain(parts)
+    assert same(weights(whole), weights(parts))
+    assert made(parts, "export")
+    card = (parts.folder / "export" / "pretrained" / "README.md").read_text()
+    assert "from random weights. It learned the attention relations of `tiny/pretrained`, too." in card
 
 
 def test_pretrain_start_without_next_sentence_head_is_refused(sentiment: Path) -> None:
@@ -232,7 +272,7 @@ def test_pretrain_start_without_next_sentence_head_is_refused(sentiment: Path) -
 
 
 def test_pretrain_start_of_one_token_type_is_refused(save_pretrained: MakeCheckpoint) -> None:
-    with pytest.raises(RunError, match=r"takes single texts only .*, and pretraining has pairs"):
+    with pytest.raises(RunError, match=r"takes single texts only .*, not pairs"):
         load_pretrained(save_pretrained(type_vocab_size=1))
 
 
@@ -272,7 +312,8 @@ def test_pretraining_loss_is_the_mean_in_nats_over_masked_tokens_plus_that_over_
     pairs = model.next_sentence(hidden[batch.cls_rows[labelled]]).log_softmax(1)
     nsp = -pairs[torch.arange(len(pairs)), batch.next_labels[labelled]].mean()
     torch.testing.assert_close(loss, mlm + nsp)
-    torch.testing.assert_close(metrics[:, 0] / metrics[:, 1], torch.stack([mlm + nsp, mlm, nsp]))
+    torch.testing.assert_close(metrics[:3, 0] / metrics[:3, 1], torch.stack([mlm + nsp, mlm, nsp]))
+    assert metrics[3].tolist() == [0, 0], "no teacher"
     loss.backward()
     assert all(weight.grad is not None for weight in model.parameters()), "one without a gradient would only decay"
 
