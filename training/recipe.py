@@ -624,6 +624,7 @@ def _message(error: ErrorDetails) -> str:
     keys = list(dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys)]))  # with the tables
     own = [key for key in keys if key.rpartition(".")[0] == prefix]
     guesses = difflib.get_close_matches(full, own, n=1, cutoff=0.9)
+    guesses = guesses or [key for key in keys if key.startswith(f"{full}_")]
     guesses = guesses or [key for key in keys if key.rpartition(".")[2] == name]  # of another table
     guesses = guesses or difflib.get_close_matches(full, keys, n=1)
     return "no such key" + (f"; did you mean {' or '.join(guesses)}?" if guesses else "")

@@ -52,7 +52,10 @@ def test_recipe_takes_what_it_does_not_say_from_another(tmp_path: Path) -> None:
     assert (recipe.pretrain.tokens, recipe.pretrain.minutes) == (9, 2), "the smaller budget counts"
     assert recipe.finetune.labels == {"1": "A", "2": "C"}
     assert load_recipe("cpu").finetune.test == load_recipe("english").finetune.test
-    assert load_recipe("shipped").corpus == load_recipe("english").corpus
+    student, teacher = load_recipe("shipped"), load_recipe("large")
+    assert student.corpus == teacher.corpus == load_recipe("english").corpus
+    assert student.tokenizer == teacher.tokenizer, "one vocabulary"
+    assert student.pretrain.teacher == teacher.folder / "pretrained"
 
 
 @pytest.mark.parametrize(
