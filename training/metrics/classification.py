@@ -99,7 +99,9 @@ def load_classifier(folder: Path, config: FinetuneConfig) -> Checkpoint:
         raise RunError(f"{checkpoint.path} is for {kind}, but finetune.problem_type is {config.problem_type}")
     if sorted(found) != sorted(config.label_names):
         remedy = "if they mean the same, write the recipe's into id2label of its config.json, each at its number"
-        raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {config.label_names}; {remedy}")
+        raise RunError(
+            f"{checkpoint.path} has the labels {found}, but finetune.labels are {config.label_names}; {remedy}"
+        )
     return checkpoint
 
 

@@ -171,7 +171,9 @@ class _SourceReader:
         if self._source.label is None and boundary is None and form != "document":
             lines, boundary = plain_text.surveyed(lines, source_name(self._source)), plain_text.BLANK
         if self._source.label in (None, "folder"):
-            return self._of_whole(lines, table.name, boundary, self._source.label and path_columns(table.name)["folder"])
+            return self._of_whole(
+                lines, table.name, boundary, self._source.label and path_columns(table.name)["folder"]
+            )
         raise SourceError(
             f"{file}: plain text has no column for the label; if each file is one text and its folder names the "
             "label, set the source's `label` to \"folder\"; if its labels are fastText's, set `format` to "
