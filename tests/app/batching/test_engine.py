@@ -19,8 +19,6 @@ from app.batching.engine import Engine
 from app.batching.throughput import Throughput, ThroughputPolicy
 from app.errors import (
     BackendDiedError,
-    DeadlineExceededError,
-    DeadlineUnreachableError,
     InferenceError,
     OutOfMemoryError,
     ProcessDiedError,
@@ -191,17 +189,6 @@ async def test_engine_requests_that_arrive_during_a_batch_share_the_next(backend
         backend.gate.set()
         assert await asyncio.gather(*tasks) == [[0], [2], [4], [6]]
     assert backend.batches == [("a", [0]), ("a", [1, 2, 3])]
-
-
-async def test_engine_encoders_do_not_mix_and_take_turns(backend: DoublingBackend) -> None:
-    backend.gate.clear()
-    async with running(backend, batch=10) as engine:
-        tasks = [await start(engine, 0, encoder="a")]
-        await backend.has_entered()
-        tasks += [await start(engine, 1, 2, 3, encoder="a"), await start(engine, 7, encoder="b")]
-        backend.gate.set()
-        await asyncio.gather(*tasks)
-    assert [encoder for encoder, _ in backend.batches] == ["a", "a", "b", "a", "a"]
 
 
 # Loading --------------------------------------------------------------------------------------------------------
@@ -448,29 +435,6 @@ async def test_engine_starts_no_batch_in_place_of_a_process_that_has_ended(backe
 # Admission ------------------------------------------------------------------------------------------------------
 
 
-async def test_engine_full_queue_refuses_whole_requests_and_says_when_to_return(backend: DoublingBackend) -> None:
-    backend.gate.clear()
-    async with running(backend, queue=50) as engine:
-        first = await start(engine, 0)
-        await backend.has_entered()
-        second = await start(engine, 1, 2, 3)
-        with pytest.raises(QueueFullError) as refused:
-            await ask(engine, 4, 5, 6)
-        assert refused.value.retry_after >= 1
-        third = await start(engine, 7, 8)
-        backend.gate.set()
-        assert await asyncio.gather(first, second, third) == [[0], [2, 4, 6], [14, 16]]
-
-
-async def test_engine_counts_a_request_as_queued_while_it_is_tokenized(backend: DoublingBackend) -> None:
-    async with running(backend, queue=50) as engine:
-        with engine.tokenizing([6 * 10] * 3):
-            with pytest.raises(QueueFullError):
-                await ask(engine, 1, 2, 3, tokens=7)
-            assert engine.queued_tokens == 0
-        assert await ask(engine, 1, 2, 3, tokens=7) == [2, 4, 6]
-
-
 async def test_engine_refused_request_is_not_ahead_of_others(backend: DoublingBackend, clock: Any) -> None:
     backend.gate.clear()
     async with running(backend, queue=50) as engine:
@@ -485,44 +449,6 @@ async def test_engine_refused_request_is_not_ahead_of_others(backend: DoublingBa
         second = await start(engine, 1, seconds=20)  # only the first is ahead
         backend.gate.set()
         assert await asyncio.gather(first, second) == [[0], [2]]
-
-
-async def test_engine_large_request_does_not_keep_out_small_ones(backend: DoublingBackend, clock: Any) -> None:
-    async with running(backend, batch=20, queue=10_000) as engine:
-        engine.throughput.tokens_per_second = 1.0  # and so seconds are tokens
-        backend.gate.clear()
-        large = await start(engine, *range(100), seconds=2000)
-        await backend.has_entered()
-        small = [await start(engine, i, seconds=20 + 10 * i) for i in range(3)]
-        with pytest.raises(QueueFullError):
-            await ask(engine, 7, seconds=49)  # one turn of the large one, three of the small ones and its own
-        with pytest.raises(QueueFullError):
-            await ask(engine, *range(50), seconds=1000)  # some 50 turns of the large one, and its own 50
-        middle = await start(engine, *range(50), seconds=1200)
-        backend.gate.set()
-        assert await asyncio.gather(*small) == [[0], [2], [4]]
-        assert [len(outputs) for outputs in await asyncio.gather(large, middle)] == [100, 50]
-        engine.throughput.tokens_per_second = 1.0
-        assert len(await ask(engine, *range(1000), seconds=1)) == 1000  # nothing is ahead any more
-
-
-async def test_engine_check_head_looks_at_the_queue_and_the_deadline(backend: DoublingBackend, clock: Any) -> None:
-    backend.gate.clear()
-    async with running(backend, queue=50) as engine:
-        engine.admission.check_head(10**6, Deadline.after(1))
-        first = await start(engine, 0)
-        await backend.has_entered()
-        second = await start(engine, 1, 2, 3)
-        engine.admission.check_head(60, soon())
-        with pytest.raises(QueueFullError):
-            engine.admission.check_head(600, soon())
-        with pytest.raises(DeadlineExceededError):
-            engine.admission.check_head(0, Deadline.after(0))
-        engine.throughput.tokens_per_second = 1.0
-        with pytest.raises(DeadlineUnreachableError):
-            engine.admission.check_head(0, Deadline.after(1, from_client=True))
-        backend.gate.set()
-        await asyncio.gather(first, second)
 
 
 # Batches --------------------------------------------------------------------------------------------------------

@@ -153,15 +153,6 @@ async def test_lifecycle_status_is_loading_while_no_process_runs(backend: Any) -
 # Breaking -------------------------------------------------------------------------------------------------------
 
 
-async def test_lifecycle_backend_that_dies_while_no_request_is_there_breaks_the_service(backend: Any) -> None:
-    async with running(backend) as lifecycle:
-        death = BackendDiedError("killed")
-        backend.on_death(death)
-        assert (lifecycle.status, lifecycle.failure) == ("broken", death)
-        with pytest.raises(UnavailableError, match="broken"):
-            await ask(lifecycle)
-
-
 async def test_lifecycle_backend_that_dies_during_a_batch_breaks_the_service(
     backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -24,13 +23,6 @@ TASKS += ["/predict", "/rerank", "/tokenize", "/v2/models/fill-mask/infer", "/v2
 async def document(serve: Any) -> Any:
     async with serve() as service:
         return (await service.client.get("/openapi.json")).json()
-
-
-async def test_document_has_every_schema_that_it_refers_to(document: Any) -> None:
-    text = json.dumps(document)
-    names = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
-    assert names <= set(document["components"]["schemas"])
-    assert {"Problem", "FieldProblem"} <= names
 
 
 @pytest.mark.parametrize("path", TASKS)

@@ -104,15 +104,6 @@ async def test_port_answers_503_while_the_server_drains(start_server: StartServe
     assert answer.startswith(b"HTTP/1.1 200")
 
 
-async def test_sigterm_while_the_models_load_ends_the_server(start_server: StartServer, backend: Any) -> None:
-    backend.may_load.clear()
-    async with start_server() as served:
-        served.send(signal.SIGTERM)
-        await until(lambda: served.lifecycle.refusing)
-        backend.may_load.set()
-        await served.end()
-
-
 async def test_ten_sighups_during_a_reload_are_one_more_reload(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,14 +176,6 @@ async def test_drain_does_not_wait_for_requests_that_it_refuses(server: Draining
     ends.append(await server.on_tick(3))
     refused.cancel()
     assert ends == [False, False, False, True]
-
-
-def test_second_ctrl_c_ends_the_server_at_once(server: DrainingServer) -> None:
-    server.handle_exit(signal.SIGINT, None)
-    server.handle_exit(signal.SIGTERM, None)
-    assert (server.force_exit, server.should_exit) == (False, False)
-    server.handle_exit(signal.SIGINT, None)
-    assert (server.force_exit, server.should_exit) == (True, True)
 
 
 async def test_metric_of_connections_follows_each_tick(server: DrainingServer) -> None:
@@ -354,20 +337,6 @@ def test_reload_freezes_what_stays_and_frees_what_is_replaced(light: dict[str, s
     assert found is not None, output
     assert int(found[1]) > 30_000
     assert (found[2], found[3]) == ("1", "1")
-
-
-def test_reload_mends_a_service_that_hangs(light: dict[str, str]) -> None:
-    with running(light | {"BERT_REQUEST_TIMEOUT_MS": "1000"}) as process:
-        process.until_ready()
-        hanging = process.inference_processes()
-        for inference in hanging:
-            os.kill(inference, signal.SIGSTOP)
-        asked = ["good"] * 100
-        assert process.ask(asked).status_code == 504
-        process.send(signal.SIGHUP)
-        wait_until(lambda: process.ask(asked).status_code == 200)
-        wait_until(lambda: not any(Path(f"/proc/{inference}").exists() for inference in hanging))
-        assert process.get("/health/ready").status_code == 200
 
 
 def test_sigterm_during_a_reload_does_not_wait_for_it(light: dict[str, str]) -> None:

@@ -57,16 +57,6 @@ async def test_concurrent_requests_share_forward_passes(client: httpx.AsyncClien
     assert await batches_of_one() - before < 40
 
 
-async def test_answers_do_not_depend_on_neighbours(client: httpx.AsyncClient) -> None:
-    bodies = [{"inputs": f"the film {'was ' * n}[MASK]", "parameters": {"top_k": 1}} for n in range(24)]
-    alone = [(await client.post("/fill-mask", json=body)).json() for body in bodies]
-    together = [a.json() for a in await asyncio.gather(*(client.post("/fill-mask", json=body) for body in bodies))]
-    for one, other in zip(alone, together, strict=True):
-        (first,), (second,) = (body["results"][0]["masks"][0]["predictions"] for body in (one, other))
-        assert first["token"] == second["token"]
-        assert first["score"] == pytest.approx(second["score"], abs=1e-4)
-
-
 async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> None:
     """Half a megabyte is tokenized in a thread that leaves the interpreter to others."""
     long = {"inputs": ["a film was good and great. " * 4000] * 5, "parameters": {"truncate": True}}
@@ -146,17 +136,6 @@ async def test_overload_is_refused_at_once_and_accepted_requests_are_answered(
         assert (await served.client.post("/sentiment", json=GOOD)).status_code == 200
     assert set(statuses) == {200, 429}
     assert all(int(a.headers["retry-after"]) >= 1 for a in answers if a.status_code == 429)
-
-
-async def test_caller_that_hangs_up_does_no_harm(service: Process, client: httpx.AsyncClient) -> None:
-    body = json.dumps({"inputs": ["a film was good and great"] * 500}).encode()
-    for _ in range(5):
-        _, writer = await asyncio.open_connection("127.0.0.1", service.port)
-        writer.write(JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-    assert (await client.post("/sentiment", json={"inputs": "good"})).status_code == 200
 
 
 async def test_real_hugging_face_client_reads_the_answers(service: Process) -> None:

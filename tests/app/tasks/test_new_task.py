@@ -23,7 +23,6 @@ async def test_new_task_is_answered_in_every_protocol(serve: Any) -> None:
         refused = await service.client.post("/topics", json={"inputs": ""})
         listed = (await service.client.get("/info")).json()["models"][1]["tasks"]
         paths = (await service.client.get("/openapi.json")).json()["paths"]
-        missing = (await service.client.get("/none")).json()["detail"]
         assert await service.metric('bert_requests_total{status="200",task="topics"}') == 3
         assert await service.metric('bert_requests_total{status="422",task="topics"}') == 1
     assert own.json()["results"][0]["predictions"] == [{"label": "POSITIVE", "score": 0.75}]
@@ -33,12 +32,6 @@ async def test_new_task_is_answered_in_every_protocol(serve: Any) -> None:
     assert refused.status_code == 422
     assert listed == ["sentiment", "topics"]
     assert {"/topics", "/hf/topics", "/v2/models/topics/infer"} <= paths.keys()
-    assert missing.endswith("/topics")
-
-
-async def test_new_task_is_not_part_of_the_service(serve: Any) -> None:
-    async with serve() as service:
-        assert (await service.client.post("/topics", json={"inputs": "good"})).status_code == 404
 
 
 def test_new_task_with_the_path_of_another_is_an_error(backend: Any) -> None:
