@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from bert_tables.cells import cell_label, cell_text, cell_values, spelled
+from bert_tables.cells import cell_text
 from bert_tables.dialect import LINE, Dialect
 from bert_tables.errors import TableError
 from bert_tables.header import find_column
-from bert_tables.missing import MISSING_WORDS, MissingWords, is_missing
+from bert_tables.missing import MissingWords
 from bert_tables.reader import FORMATS, Row, Table, format_of, open_table
 
 __all__ = [
     "FORMATS",
     "LINE",
-    "MISSING_WORDS",
     "Dialect",
     "MissingWords",
     "Row",
     "Table",
     "TableError",
-    "cell_label",
     "cell_text",
-    "cell_values",
     "find_column",
     "format_of",
-    "is_missing",
     "open_table",
-    "spelled",
 ]

@@ -56,7 +56,7 @@ def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterato
         except csv.Error as error:
             text = "".join(source.record)
             count = _lines_before_fault(text, dialect) + 1
-            fault = _describe(error, source.number - len(source.record) + count, text, dialect)
+            fault = _describe(error, source.number - len(source.record) + count, dialect)
             source.read_again(len(source.record) - count)
             cells = next(csv.reader(source.record[:count], **options), [])
         if any(LONE_RETURN in line for line in source.record):
@@ -70,27 +70,24 @@ def mark_returns(line: str) -> str:
     return text.replace("\r", LONE_RETURN) + line[len(text) :]
 
 
-def whole_rows_inside(cells: list[str], delimiter: str) -> int | None:
-    """The index of a quoted cell that seems to hold whole rows, because most of its lines complete a row. None without
-    one.
+def holds_rows(cells: list[str], delimiter: str) -> bool:
+    """Whether a quoted cell of a record seems to hold whole rows, because most of its lines complete a row.
 
     A line that has a space after a delimiter does not count. Nor does one that begins with a delimiter, unless the
     record does too. People write so, programs do not.
     """
+    filled = ["x" * bool(cell) for cell in cells]
     for index, cell in enumerate(cells if len(cells) > 1 else ()):
-        pieces = LINE_END.split(cell)
-        if len(pieces) == 1:
-            continue
-        counts = [piece.count(delimiter) for piece in pieces]
-        counts[0] += index
-        counts[-1] += len(cells) - 1 - index
+        lines = LINE_END.split(delimiter.join([*filled[:index], cell, *filled[index + 1 :]]))
         rows = sum(
-            count == len(cells) - 1 and f"{delimiter} " not in piece and not (cells[0] and piece.startswith(delimiter))
-            for count, piece in zip(counts, pieces, strict=True)
+            line.count(delimiter) == len(cells) - 1
+            and f"{delimiter} " not in line
+            and not (cells[0] and line.startswith(delimiter))
+            for line in lines
         )
-        if rows > len(pieces) / 2:
-            return index
-    return None
+        if 1 < len(lines) < 2 * rows:
+            return True
+    return False
 
 
 def _double_other_escapes(dialect: Dialect, line: str) -> str:
@@ -150,15 +147,13 @@ def _lines_before_fault(text: str, dialect: Dialect) -> int:
     return len(LINE_END.findall(text[:position]))
 
 
-def _describe(error: csv.Error, line: int, text: str, dialect: Dialect) -> str:
+def _describe(error: csv.Error, line: int, dialect: Dialect) -> str:
     if not dialect.quote:
         return f"line {line}: {error}"
     never_closes = "unexpected end" in str(error)
     what = "never closes" if never_closes else "has text after its closing quotation mark"
     remedy = (
-        f"a quotation mark inside is written twice ({dialect.quote * 2}); if quotation marks are only text, "
-        'state quote = ""'
+        f"a quotation mark inside is written twice ({dialect.quote * 2}); if quotation marks are only text, state "
+        'quote = ""; if a backslash marks those that are text, state the escape character \\'
     )
-    if f"\\{dialect.quote}" in text and dialect.escape is None:
-        remedy = "if a backslash marks quotation marks that are text, state the escape character \\"
     return f"a quoted cell that opens in line {line} {what}; {remedy}"

@@ -68,11 +68,6 @@ class Dialect:
             except (LookupError, UnicodeError):
                 raise ValueError(f"encoding {self.encoding!r} is unknown; try windows-1252 or utf-16") from None
 
-    @property
-    def is_table(self) -> bool:
-        """Whether it states an option that plain lines do not have."""
-        return replace(self, encoding=None) != Dialect()
-
 
 def add_dialect_options(add: Callable[..., Any]) -> None:
     """Add the options that state a dialect. `add`: the `add_argument` of a parser."""
@@ -115,31 +110,24 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
     if dialect.delimiter is not None:
         return dialect.delimiter, None
     fits = {candidate: _fit(dialect, candidate, beginning) for candidate in DELIMITER_NAMES}
-    in_header, share = fits.pop(default)
-    default_fits = in_header and share > 0.5
-    needed = 0.9 if in_header else 0.5
-    others = [candidate for candidate, (in_first, fit) in fits.items() if in_first and fit > needed]
+    share = fits.pop(default)
+    others = [candidate for candidate, fit in fits.items() if fit > (0.9 if share else 0.5)]
     if not others:
         return default, None
     usual, other = DELIMITER_NAMES[default], DELIMITER_NAMES[others[0]]
-    if default_fits or len(others) > 1:
+    if share > 0.5 or len(others) > 1:
         return default, f"the {other} could be the delimiter as well as the {usual}: state it"
-    if in_header:
-        return others[0], f"using the {other} as delimiter: it fits the rows, the {usual} does not"
-    return others[0], f"the header has no {usual} but a {other}: read as the delimiter"
+    return others[0], f"the {other} is read as the delimiter: it fits the rows, the {usual} does not"
 
 
-def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bool, float]:
-    """Whether a delimiter occurs in the first row, and the share of rows that it splits into the same number of
-    cells."""
+def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> float:
+    """The share of rows that a delimiter splits into as many cells as the first row; 0 if it does not split that."""
     chosen = replace(dialect, delimiter=delimiter, quote=_quote(dialect, delimiter, beginning))
     others = "".join(re.escape(other) for other in DELIMITER_NAMES if other != delimiter)
     has_split_quotes = re.compile(f'["][{others}]|[{others}]["]')
     rows = [row for row in csv.reader(beginning, **reader_options(chosen)) if row]
-    if not rows:
-        return False, 0.0
-    whole = [len(row) == len(rows[0]) and not has_split_quotes.search("\n".join(row)) for row in rows]
-    return len(rows[0]) > 1, sum(whole) / len(whole)
+    whole = [len(row) == len(rows[0]) > 1 and not has_split_quotes.search("\n".join(row)) for row in rows]
+    return sum(whole) / max(1, len(whole))
 
 
 def _quote(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> str:
@@ -151,10 +139,8 @@ def _quote(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> str:
     if dialect.quote is not None or delimiter != "\t":
         return '"' if dialect.quote is None else dialect.quote
     rows = [line.rstrip("\r\n").split("\t") for line in beginning if line.strip(" \r\n")]
-    enclosed = re.compile(r'"(?:[^"]|"")*"')
-    if dialect.escape:
-        escape = re.escape(dialect.escape)
-        enclosed = re.compile(rf'"(?:[^"{escape}]|""|{escape}.)*"')
+    escape = re.escape(dialect.escape or "\0")
+    enclosed = re.compile(rf'"(?:[^"{escape}]|""|{escape}.)*"')
     stray = any(cell.startswith('"') and not enclosed.fullmatch(cell) for row in rows for cell in row)
     widths = {len(row) for row in rows}
     return "" if stray and len(widths) == 1 and widths != {1} else '"'

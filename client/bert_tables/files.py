@@ -35,33 +35,31 @@ chance: in GBK or KOI8-R, one word can be."""
 Progress = Callable[[int], object]
 """Called with each number of bytes that were read from a file, before decompression."""
 
-_SAVE_AS_CSV = "save the sheet as CSV"
-_COPY = "copy its text into a text file, or its table into a CSV file"
-_UNPACK = "unpack it, and give the file inside"
-_DOWNLOAD = "the download gave a page (an error, a login) instead of the file: download it again"
 _KINDS = (
-    (rb"PK(\x03\x04|\x05\x06).*application/vnd\.oasis\.opendocument", "an OpenDocument file", _SAVE_AS_CSV),
-    (rb"PK\x03\x04.*xl/", "an Excel workbook (xlsx)", _SAVE_AS_CSV),
-    (rb"PK\x03\x04.*word/", "a Word document", _COPY),
-    (rb"PK\x03\x04.*\[Content_Types\]\.xml", "an Excel workbook (xlsx) or another Office file", _SAVE_AS_CSV),
-    (rb"PK(\x03\x04|\x05\x06)", "a zip archive", _UNPACK),
-    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel workbook (xls) or Office file", _SAVE_AS_CSV),
-    (rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|.{257}ustar", "an archive", _UNPACK),
-    (rb"\x1f\x9d|\x04\x22\x4d\x18|\xff\x06\x00\x00sNaPpY|\]\x00\x00|LZIP\x01", "compressed", "decompress it first"),
-    (rb"%PDF-|\{\\rtf", "a PDF or RTF document", _COPY),
     (
-        rb"ARROW1\x00|FEA1\x00|\xff{4}.{3}\x00\x10\x00\x00\x00|ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01",
-        "an Arrow, ORC or Avro file",
-        "write it as Parquet, such as a split of datasets.load_from_disk(FOLDER) by to_parquet(FILE)",
+        rb"PK(\x03\x04|\x05\x06).*(\[Content_Types\]\.xml|xl/|word/|opendocument)|\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+        "an Excel workbook or another Office file",
+        "save the sheet or its table as CSV",
     ),
-    (rb"SQLite format 3\x00", "an SQLite database", "export the table as CSV"),
-    (rb"\x89HDF|\x93NUMPY|\x80[\x02-\x05]", "an array or a pickle", "write it as CSV, JSON lines or Parquet"),
-    (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a", "a picture", "give a file of texts"),
+    (
+        rb"PK(\x03\x04|\x05\x06)|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|.{257}ustar|"
+        rb"\x1f\x9d|\x04\x22\x4d\x18|\xff\x06\x00\x00sNaPpY|\]\x00\x00|LZIP\x01",
+        "an archive, such as zip, or compressed",
+        "unpack it, and give the file inside",
+    ),
+    (
+        rb"ARROW1\x00|FEA1\x00|\xff{4}.{3}\x00\x10\x00\x00\x00|ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01|"
+        rb"SQLite format 3\x00|\x89HDF|\x93NUMPY|\x80[\x02-\x05]",
+        "a file of Arrow, ORC, Avro, SQLite, HDF5, NumPy or pickle",
+        "write it as CSV, JSON lines or Parquet, such as a split of datasets.load_from_disk(FOLDER) by to_parquet",
+    ),
+    (rb"%PDF-|\{\\rtf|\x89PNG|\xff\xd8\xff|GIF8[79]a", "a PDF or RTF document or a picture", "give a file of texts"),
     (rb"version https://git-lfs\.github\.com/spec/", "a Git LFS pointer, not the data", "run `git lfs pull`"),
 )
 _MARKUP = (
-    (rb"(?i)\s*<(!--|(!doctype\s+html|html|head|meta|body|table)\b)", "an HTML page", _DOWNLOAD),
-    (rb"(?i)\s*<\?xml", "an XML document", "convert it to CSV or JSON lines"),
+    rb"(?i)\s*<(!--|\?xml|(!doctype\s+html|html|head|meta|body|table)\b)",
+    "an HTML page or an XML document",
+    "if a download gave a page (an error, a login), download the file again; else convert it to CSV or JSON lines",
 )
 _BYTE_ORDER_MARKS = (  # UTF-32's begins as UTF-16's does
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -92,27 +90,20 @@ class File:
         return re.match(rb"PAR1[\x00-\x1f]", self.head) is not None
 
     @property
-    def has_mark(self) -> bool:
-        """Whether it begins with a byte order mark."""
-        return self._marked_encoding() is not None
-
-    @property
     def start(self) -> bytes:
         """The first bytes. If they begin with a byte order mark, they are in UTF-8 and without it."""
-        marked = self._marked_encoding()
+        marked = self.marked_encoding
         return self.head.decode(marked, "replace").encode() if marked else self.head
 
     def check_kind(self, *, markup: bool) -> None:
         """Raise TableError if the first bytes are not text or, with `markup`, if they are HTML or XML."""
-        for pattern, what, remedy in _KINDS + _MARKUP * markup:
+        for pattern, what, remedy in (*_KINDS, *[_MARKUP] * markup):
             if re.match(pattern, self.start, re.DOTALL):
                 raise TableError(f"{self.name}: is {what}; {remedy}")
 
-    def encoding(self, stated: str | None = None) -> str:
-        """The encoding of the byte order mark, else the stated one, else UTF-8."""
-        return self._marked_encoding() or stated or "utf-8"
-
-    def _marked_encoding(self) -> str | None:
+    @property
+    def marked_encoding(self) -> str | None:
+        """The encoding of the byte order mark; None without one."""
         return next((name for mark, name in _BYTE_ORDER_MARKS if self.head.startswith(mark)), None)
 
 
@@ -199,7 +190,7 @@ def _may_be_mixed(head: bytes, encoding: str) -> bool:
 
 
 def _is_unicode(line: str) -> bool:
-    """Whether a line has no lone surrogate, which stands for a byte of another encoding."""
+    """Whether a text has no lone surrogate, which stands for a byte of another encoding."""
     try:
         line.encode()  # faster than a search for surrogates
     except UnicodeEncodeError:
@@ -217,12 +208,9 @@ def text_fault(text: str, encoding: str) -> str | None:
     """The fault of a text that holds a NUL or bytes that are not in its encoding; None without one."""
     if "\0" in text:
         return "it holds a NUL byte; if the file is UTF-16, state its encoding (utf-16-le)"
-    try:
-        text.encode()  # faster than a search for surrogates
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-    else:
+    if _is_unicode(text):
         return None
+    code = ord(next(character for character in text if "\ud800" <= character <= "\udfff"))
     if not 0xDC80 <= code <= 0xDCFF:
         return "it holds a lone surrogate of UTF-16"
     remedy = "state the encoding of the file, such as windows-1252, or convert the file to UTF-8"

@@ -16,13 +16,23 @@ _MIN_ROWS = 3
 """Minimum number of rows with numbers for detecting a further header row above them."""
 
 
-def doubt_of_title(found: Sequence[Record], columns: Set[str]) -> str | None:
-    """A message if a table's first row looks like a line above its header: it has another number of cells than most
-    rows after it, or half of its cells are empty.
+def doubt_of_header(found: Sequence[Record], columns: Set[str]) -> tuple[str | None, bool]:
+    """A message if a table's first row seems to be no header, or not the only one; and whether this is sure.
 
     Args:
         found: The first records.
-        columns: The columns that will be read. A first row that has them is the header. Without any, `LINE` is likely.
+        columns: The columns that will be read, if they are known.
+    """
+    if title := _doubt_of_title(found, columns):
+        return title, True
+    rows = [row for row in found if any(map(str.strip, row.cells))]
+    return _doubt_of_rows(rows[1:], rows[0].cells) if rows else (None, False)
+
+
+def _doubt_of_title(found: Sequence[Record], columns: Set[str]) -> str | None:
+    """A message if a table's first row looks like a line above its header: it has another number of cells than most
+    rows after it, or half of its cells are empty. A first row that has the columns to read is the header. Without any,
+    `LINE` is likely.
     """
     rows = [record for record in found if record.fault is None and any(map(str.strip, record.cells))]
     if len(rows) < 3 or {*rows[0].cells} >= (columns or {LINE}):
@@ -30,11 +40,9 @@ def doubt_of_title(found: Sequence[Record], columns: Set[str]) -> str | None:
     widths = [len(row.cells) for row in rows]
     count = Counter(widths[1:]).most_common(1)[0][0]
     index = next((i for i, row in enumerate(rows) if widths[i] == count and not _is_sparse(row.cells)), 0)
-    is_titled = all(_filled(row.cells) == 1 for row in rows[:index])
-    is_mixed = widths[0] != count and widths[0] in widths[index + 1 :]
     fitting = widths[index + 1 :].count(count)
     is_likely = count > 1 and 2 * fitting > len(rows) - index - 1 and _may_be_header(rows[index].cells)
-    if index == 0 or not is_likely or (is_mixed and not is_titled):
+    if index == 0 or not is_likely:
         return None
     first, line = rows[0].number, rows[index].number
     return (
@@ -43,7 +51,7 @@ def doubt_of_title(found: Sequence[Record], columns: Set[str]) -> str | None:
     )
 
 
-def doubt_of_rows(rows: Sequence[Record], names: Sequence[str]) -> tuple[str | None, bool]:
+def _doubt_of_rows(rows: Sequence[Record], names: Sequence[str]) -> tuple[str | None, bool]:
     """A message if rows below the header look like further headers, because columns of numbers begin with words. And
     whether this is sure, because several columns do."""
     rows = [row for row in rows if row.fault is None and len(row.cells) == len(names)]
@@ -77,13 +85,9 @@ def _kind(cell: str) -> str:
     return "m" if is_missing(cell) or is_missing_word(cell) else "n" if _NUMBER.fullmatch(cell.strip()) else "w"
 
 
-def _filled(cells: Sequence[str]) -> int:
-    return sum(bool(cell.strip()) for cell in cells)
-
-
 def _is_sparse(cells: Sequence[str]) -> bool:
     """Whether half of several cells are empty, as in a title that a spreadsheet saves, or above merged columns."""
-    return len(cells) > 2 and 2 * _filled(cells) <= len(cells)
+    return len(cells) > 2 and 2 * sum(bool(cell.strip()) for cell in cells) <= len(cells)
 
 
 def _may_be_header(cells: Sequence[str]) -> bool:

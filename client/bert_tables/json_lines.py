@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -26,47 +25,28 @@ def read_object(line: str, encoding: str) -> tuple[dict[str, Any], str | None, t
     fault = text_fault(line, encoding)
     try:
         cells = json.loads(line.rstrip().removesuffix(","))
-    except json.JSONDecodeError as error:
-        message = f"the line is not JSON ({error.msg}, character {error.pos}); write one object per line (jq -c .)"
-        return {}, fault or message, ()
     except (ValueError, RecursionError) as error:
-        return {}, fault or f"the line is not JSON ({error})", ()
+        return (
+            {},
+            fault or f"the line is not JSON ({getattr(error, 'msg', error)}); write one object per line (jq -c .)",
+            (),
+        )
     if not isinstance(cells, dict):
         return {}, "the line is JSON, but not an object", ()
     spelled = {name: json.dumps({name: cell}, ensure_ascii=False) for name, cell in cells.items()} if fault else {}
     return cells, None, tuple((name, why) for name, text in spelled.items() if (why := text_fault(text, encoding)))
 
 
-def find_columns(lines: Iterator[str]) -> tuple[bool, Iterator[str]]:
-    """Whether a file holds a single object of lists and objects, which are columns or hold the rows; and all lines.
-
-    A second line is read only if the first is such an object, because the lines of a pipe may come slowly.
-    """
-    taken: list[str] = []
-
-    def read() -> str | None:
-        for line in lines:
-            taken.append(line)
-            if not line.isspace():
-                return line
-        return None
-
-    try:
-        found = _holds_columns(read()) and read() is None
-    except TableError as error:  # the file is cut off: rows before that place come first
-        return False, itertools.chain(taken, raise_error(error))
-    return found, itertools.chain(taken, lines)
-
-
-def raise_error(error: TableError) -> Iterator[str]:
+def raise_error(error: TableError) -> Iterator[Any]:
     """An iterator that raises an error where the next line would be."""
     yield from ()
     raise error
 
 
-def _holds_columns(line: str | None) -> bool:
+def holds_columns(text: str) -> bool:
+    """Whether a text is one object of lists and objects, which are columns, or hold the rows."""
     try:
-        value = json.loads(line or "null")
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return False
     return bool(value) and isinstance(value, dict) and all(isinstance(cell, list | dict) for cell in value.values())

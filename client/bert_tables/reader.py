@@ -12,17 +12,16 @@ file.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from bert_tables.delimited import LINE_END, Record, mark_returns, records, whole_rows_inside
+from bert_tables.delimited import Record, holds_rows, mark_returns, records
 from bert_tables.dialect import DELIMITER_NAMES, LINE, Dialect, detect
 from bert_tables.errors import TableError
 from bert_tables.files import (
@@ -36,8 +35,10 @@ from bert_tables.files import (
     text_fault,
     text_lines,
 )
-from bert_tables.header import doubt_of_rows, doubt_of_title, find_column
-from bert_tables.json_lines import BEGINS_JSON, NOT_LINES, OTHER_SHAPE, find_columns, raise_error, read_object
+from bert_tables.header import doubt_of_header, find_column
+from bert_tables.json_lines import BEGINS_JSON, NOT_LINES, OTHER_SHAPE, holds_columns, raise_error, read_object
+
+SizedT = TypeVar("SizedT", bound=Sized)
 
 _SUFFIXES = {
     "csv": (".csv",),
@@ -56,7 +57,8 @@ _BEGINNING_LINES = 1000
 _BEGINNING_CHARACTERS = 2**20
 """Maximum number of first lines from which the dialect is detected, and of their characters."""
 _SHOWN_WARNINGS = 5
-_NO_HEADER = "if the first row is not a header, state that (header = false, --no-header)"
+_DATA = re.compile(r"-?\d+(\.\d+)?|(\S* ){3}.*|.{61,}", re.DOTALL)
+"""A number or a sentence, which is rarely the name of a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +108,12 @@ class Table:
                     fault = fault or f"in the column {name!r}, {reason}"
                 elif name not in noted:
                     noted.add(name)
-                    self.warnings.append(f"{self.name}, {self.place(row)}: in the column {name!r}, {reason}")
+                    self.warnings.append(f"{self.place(row)}: in the column {name!r}, {reason}")
             yield replace(row, fault=fault) if row.cell_faults else row
 
     def place(self, row: Row) -> str:
         """The place of a row in messages."""
-        return f"{'row' if self.format == 'parquet' else 'line'} {row.number}"
+        return f"{self.name}, {'row' if self.format == 'parquet' else 'line'} {row.number}"
 
     def column(self, address: str) -> str:
         """The name of a column by its address; see `find_column`.
@@ -121,8 +123,10 @@ class Table:
         """
         if self.columns is None:
             return address
-        if address.isdecimal() and self.format in _DELIMITERS and _is_data(self.columns):
-            warning = f"{self.name}: the header looks like a row; {_NO_HEADER}"
+        is_data = any(_DATA.fullmatch(name) and name != str(n) for n, name in enumerate(self.columns, 1))
+        if address.isdecimal() and self.format in _DELIMITERS and is_data:
+            remedy = "if the first row is not a header, state that (header = false, --no-header)"
+            warning = f"{self.name}: the header looks like a row; {remedy}"
             self.warnings.extend({warning}.difference(self.warnings))
         if (name := find_column(self.columns, address)) is not None:
             return name
@@ -138,7 +142,8 @@ def format_of(name: str, dialect: Dialect | None = None) -> str | None:
     found = next((form for form, suffixes in _SUFFIXES.items() if suffix in suffixes), None)
     if name == "-":
         found = "lines"
-    return "csv" if found in (None, "lines") and dialect is not None and dialect.is_table else found
+    is_table = dialect is not None and replace(dialect, encoding=None) != Dialect()  # plain lines have an encoding, too
+    return "csv" if found in (None, "lines") and is_table else found
 
 
 @contextmanager
@@ -177,15 +182,14 @@ def _check_lines(file: File) -> None:
     """Raise TableError if a file named as plain lines begins like JSON, with a label of fastText, or with a header that
     has the column `text`."""
     first = re.split(rb"[\r\n]", file.start, maxsplit=1)[0].decode("utf-8", "replace")
-    rows = {delimiter: next(csv.reader([first], delimiter=delimiter), []) for delimiter in DELIMITER_NAMES}
-    delimiter = next((delimiter for delimiter, row in rows.items() if len(row) > 1 and LINE in row), None)
-    if has_fasttext_label(first):
-        remedy = "delete these, or state the format lines to read them as a part of the text"
-        raise TableError(f"{file.name}: has lines with labels of fastText ({FASTTEXT_LABEL}...); {remedy}")
-    if BEGINS_JSON.match(file.start) or delimiter:
-        what, form = (f"a table with the column {LINE!r}", "tsv" if delimiter == "\t" else "csv")
-        what, form = ("JSON", "jsonl") if BEGINS_JSON.match(file.start) else (what, form)
-        raise TableError(f"{file.name}: holds {what}; state the format {form}, or lines to read each line as a text")
+    cells = [cell.strip('"') for cell in re.split(rf"[{''.join(DELIMITER_NAMES)}]", first)]
+    found = {
+        "JSON": BEGINS_JSON.match(file.start) is not None,
+        f"lines with labels of fastText ({FASTTEXT_LABEL}...)": has_fasttext_label(first),
+        f"a table with the column {LINE!r}": len(cells) > 1 and LINE in cells,
+    }
+    if what := next((what for what, is_found in found.items() if is_found), None):
+        raise TableError(f"{file.name}: holds {what}; state its format, or lines to read each line as a text")
 
 
 def read_table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str] | None) -> Table:
@@ -197,27 +201,28 @@ def read_table(file: File, form: str | None, dialect: Dialect, columns: Sequence
         raise TableError(f"{file.name}: its name does not tell its format; state the format ({', '.join(FORMATS)})")
     if form == "parquet":
         raise TableError(f"{file.name}: is not a Parquet file, or its beginning is damaged")
-    warnings = []
-    if file.name.lower().endswith(COMPRESSION_SUFFIXES) and not file.is_compressed:
-        warnings.append(f"{file.name}: is not compressed, unlike its name")
-    encoding = file.encoding(dialect.encoding)
+    encoding = file.marked_encoding or dialect.encoding or "utf-8"
     skipped = (dialect.first_line or 1) - 1
     if form in _DELIMITERS:
         rest = itertools.islice(text_lines(file, encoding, keep_returns=True), skipped, None)
-        return _delimited(file, form, dialect, map(mark_returns, rest), encoding, frozenset(columns or ()), warnings)
+        return _delimited(file, form, dialect, map(mark_returns, rest), encoding, frozenset(columns or ()))
     lines: Iterator[str] = itertools.islice(text_lines(file, encoding), skipped, None)
     if form == "lines":
         texts = (
             (number, line.rstrip("\r\n"), text_fault(line, encoding)) for number, line in enumerate(lines, skipped + 1)
         )
         rows = (Row(number, {LINE: text}, fault) for number, text, fault in texts)
-        return Table(file.name, form, (LINE,), rows, warnings, file.size, has_mark=file.has_mark)
-    are_columns, lines = find_columns(lines)
-    if are_columns or (not skipped and NOT_LINES.match(file.start)):
+        return Table(file.name, form, (LINE,), rows, [], file.size, has_mark=file.marked_encoding is not None)
+    numbered: Iterator[tuple[int, str]] = (
+        (number, line) for number, line in enumerate(lines, skipped + 1) if not line.isspace()
+    )
+    first, numbered = _beginning(numbered, 1)  # a second line of a pipe may come late
+    if holds_columns("".join(line for _, line in first)):
+        first, numbered = _beginning(numbered, 2)
+    if holds_columns("".join(line for _, line in first)) or (not skipped and NOT_LINES.match(file.start)):
         raise TableError(f"{file.name}: {OTHER_SHAPE}")
-    numbered = ((number, line) for number, line in enumerate(lines, skipped + 1) if not line.isspace())
     rows = (Row(number, *read_object(line, encoding)) for number, line in numbered)
-    return Table(file.name, form, None, rows, warnings, file.size)
+    return Table(file.name, form, None, rows, [], file.size)
 
 
 # --- CSV and TSV ----------------------------------------------------------------------------------------------
@@ -230,7 +235,6 @@ def _delimited(
     lines: Iterator[str],
     encoding: str,
     asked: Set[str],
-    warnings: list[str],
 ) -> Table:
     beginning, lines = _beginning(lines)
     skipped = (dialect.first_line or 1) - 1
@@ -239,24 +243,36 @@ def _delimited(
         skipped, beginning = skipped + 1, beginning[1:]
         next(lines)
     complete, note = detect(dialect, _DELIMITERS[form], beginning)
-    if note:
-        warnings.append(f"{file.name}: {note}")
+    doubt, is_sure = None, False
     if dialect.header is True and dialect.first_line is None:
         if BEGINS_JSON.match(file.start):
             raise TableError(f"{file.name}: holds JSON, not {form.upper()}; state the format jsonl")
-        _check_first_rows(file, list(records(iter(beginning), complete, skipped)), asked, warnings)
+        doubt, is_sure = doubt_of_header([*records(iter(beginning), complete, skipped)], asked)
+    if is_sure:
+        raise TableError(f"{file.name}: {doubt}")
+    warnings = [f"{file.name}: {message}" for message in (note, doubt) if message]
     found = records(lines, complete, skipped)
-    columns, first = _header(file, found, complete, encoding, warnings)
-    rows = _rows(file, columns, itertools.chain(first, found), complete, encoding, warnings)
-    return Table(file.name, form, columns, rows, warnings, file.size, complete.delimiter, has_mark=file.has_mark)
+    header, first = _header(file, found, complete, encoding)
+    columns = _names(file, header, warnings)
+    rows = _rows(file, (header, columns), itertools.chain(first, found), complete, encoding, warnings)
+    return Table(
+        file.name,
+        form,
+        columns,
+        rows,
+        warnings,
+        file.size,
+        complete.delimiter,
+        has_mark=file.marked_encoding is not None,
+    )
 
 
-def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
-    """The lines from which the dialect is detected, and all lines. An error among the former is raised after them."""
-    beginning: list[str] = []
+def _beginning(lines: Iterator[SizedT], most: int = _BEGINNING_LINES) -> tuple[list[SizedT], Iterator[SizedT]]:
+    """The first lines, and all lines. An error among the former is raised after them."""
+    beginning: list[SizedT] = []
     size = 0
     try:
-        while len(beginning) < _BEGINNING_LINES and size <= _BEGINNING_CHARACTERS:
+        while len(beginning) < most and size <= _BEGINNING_CHARACTERS:
             beginning.append(next(lines))
             size += len(beginning[-1])
     except StopIteration:
@@ -266,29 +282,10 @@ def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
     return beginning, itertools.chain(beginning, lines)
 
 
-def _check_first_rows(file: File, first: list[Record], columns: Set[str], warnings: list[str]) -> None:
-    """Raise TableError if the first row seems to be no header, or not the only one; a warning if it is in doubt.
-
-    Args:
-        first: The first records.
-        columns: The columns that will be read, if they are known.
-    """
-    doubt, is_sure = doubt_of_title(first, columns), True
-    rows = [row for row in first if any(map(str.strip, row.cells))]
-    if not doubt and rows:
-        doubt, is_sure = doubt_of_rows(rows[1:], rows[0].cells)
-    if doubt and is_sure:
-        raise TableError(f"{file.name}: {doubt}")
-    if doubt:
-        warnings.append(f"{file.name}: {doubt}")
-
-
-def _header(
-    file: File, found: Iterator[Record], dialect: Dialect, encoding: str, warnings: list[str]
-) -> tuple[tuple[str, ...], list[Record]]:
-    """The columns, and the records that were read for them but are rows."""
+def _header(file: File, found: Iterator[Record], dialect: Dialect, encoding: str) -> tuple[list[str], list[Record]]:
+    """The cells of the header, and the records that were read for them but are rows."""
     if isinstance(dialect.header, tuple):
-        return dialect.header, []
+        return [*dialect.header], []
     blank: list[Record] = []
     for first in found:
         if any(map(str.strip, first.cells)):
@@ -298,10 +295,10 @@ def _header(
         raise TableError(f"{file.name}: is empty")
     if not dialect.header:
         count = len(first.cells)
-        return tuple(map(str, range(1, count + 1))) if count > 1 else (LINE,), [*blank, first]
+        return [str(number) for number in range(1, count + 1)] if count > 1 else [LINE], [*blank, first]
     if fault := first.fault or text_fault("".join(first.cells), encoding):
         raise TableError(f"{file.name}, line {first.number}: in the header, {fault}")
-    return _names(file, first.cells, warnings), []
+    return first.cells, []
 
 
 def _names(file: File, given: Sequence[str], warnings: list[str]) -> tuple[str, ...]:
@@ -316,9 +313,15 @@ def _names(file: File, given: Sequence[str], warnings: list[str]) -> tuple[str, 
 
 
 def _rows(
-    file: File, columns: tuple[str, ...], found: Iterator[Record], dialect: Dialect, encoding: str, warnings: list[str]
+    file: File,
+    header: tuple[list[str], tuple[str, ...]],
+    found: Iterator[Record],
+    dialect: Dialect,
+    encoding: str,
+    warnings: list[str],
 ) -> Iterator[Row]:
-    delimiter, suspicious = dialect.delimiter or "", 0
+    """The rows. `header`: its cells, and the names of the columns."""
+    suspicious, (given, columns) = 0, header
     for record in found:
         cells = record.cells
         if len(columns) == 1 and not cells:  # a blank line: the only column's text is empty
@@ -328,12 +331,14 @@ def _rows(
         fault = record.fault
         if fault is None and len(cells) != len(columns):
             fault = _count_fault(cells, columns, dialect)
-        if fault is None and len(columns) > 1 and dialect.header and tuple(cells) == columns:
+        if fault is None and len(columns) > 1 and dialect.header and cells == given:
             fault = "the row repeats the header; delete it"
-        if fault is None and record.lines > 1 and (index := whole_rows_inside(cells, delimiter)) is not None:
+        if fault is None and record.lines > 1 and holds_rows(cells, dialect.delimiter or ""):
             suspicious += 1
             if suspicious <= _SHOWN_WARNINGS:
-                warnings.append(f"{file.name}, {_suspicion(record, index)}")
+                lines = f"line {record.number}: a quoted cell up to line {record.number + record.lines - 1}"
+                remedy = 'if its quotation mark is only text, write it twice in a quoted cell, or state quote = ""'
+                warnings.append(f"{file.name}, {lines} holds what seem to be whole rows; {remedy}")
         named = dict(zip(columns, cells + [""] * (len(columns) - len(cells)), strict=False))
         faults = named.items() if text_fault("".join(cells), encoding) else ()
         cell_faults = tuple((name, why) for name, cell in faults if (why := text_fault(cell, encoding)))
@@ -346,44 +351,20 @@ def _count_fault(cells: list[str], columns: tuple[str, ...], dialect: Dialect) -
     names = ", ".join(columns[:10]) + ", ..." * (len(columns) > 10)
     counts = f"the row has {len(cells)} cell{'s' * (len(cells) != 1)}, the header has {len(columns)} ({names})"
     mark = DELIMITER_NAMES.get(dialect.delimiter or "", repr(dialect.delimiter))
-    remedy = f"if the {mark} is not the delimiter, state it; else quote a cell that holds one, or a line end"
-    if any(dialect.quote and cell.startswith(f" {dialect.quote}") for cell in cells):
-        remedy = "a quotation mark after a space is text: delete the spaces after the delimiters"
-    if len(cells) > len(columns) and not any(cells[len(columns) :]):
-        remedy = "it ends in a delimiter: if all rows do, let the header end in one too"
-    return f"{counts}; {remedy}"
-
-
-def _suspicion(record: Record, index: int) -> str:
-    opens = record.number + sum(len(LINE_END.findall(cell)) for cell in record.cells[:index])
-    return (
-        f"line {opens}: the quoted cell that opens here holds what seem to be whole rows, up to line "
-        f"{record.number + record.lines - 1}; if its quotation mark is only text, write it twice in a quoted "
-        'cell, or state quote = ""'
+    remedy = (
+        f"if the {mark} is not the delimiter, state it; else quote a cell that holds one or a line end, with no space "
+        "before the quotation mark; if all rows end in a delimiter, let the header end in one"
     )
+    return f"{counts}; {remedy}"
 
 
 def _advice(table: Table) -> str:
     """Advice for the case that the expected column is missing."""
     if table.format == "lines":
         return "; each line is read as a text: if it holds a table, state its format"
-    if table.format not in _DELIMITERS or table.columns is None:
-        return ""
-    if len(table.columns) == 1 and any(delimiter in table.columns[0] for delimiter in DELIMITER_NAMES):
-        return "; if the header has several columns, state the delimiter, and delete quotation marks around whole lines"
-    is_nameless = table.columns[-1] == str(len(table.columns)) and table.columns[0] != "1"  # as below a title
-    is_doubtful = len(table.columns) == 1 or is_nameless or _is_data(table.columns)
-    return f"; {_NO_HEADER}; if it is a line below, state that (first_line = N, --first-line N)" * is_doubtful
-
-
-def _is_data(columns: Sequence[str]) -> bool:
-    """Whether a header looks like a row, because a name is a sentence, or a number other than the column's."""
-    return any(
-        (name.replace(".", "", 1).replace("-", "", 1).isdecimal() and name != str(number))
-        or name.count(" ") > 2
-        or len(name) > 60
-        for number, name in enumerate(columns, 1)
-    )
+    is_stated = table.columns is None or table.columns[0] == "1"
+    advice = "; if that is not its header, state --first-line, --no-header or --delimiter"
+    return "" if table.format not in _DELIMITERS or is_stated else advice
 
 
 # --- Parquet --------------------------------------------------------------------------------------------------

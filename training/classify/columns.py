@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tables import Row, Table, TableError, cell_values, spelled
+from bert_tables import Row, Table, TableError
+from bert_tables.cells import cell_values, spelled
 from training.classify.labels import MIN_TEXTS
 from training.classify.values import are_labels
 from training.errors import SourceError

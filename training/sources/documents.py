@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bert_tables import MissingWords, Table, TableError, cell_label, cell_text
+from bert_tables import MissingWords, Table, TableError, cell_text
+from bert_tables.cells import cell_label
 from bert_tables.files import Progress, open_file
 from bert_tables.reader import read_table
 from training.errors import SourceError

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_tables import Row as TableRow
-from bert_tables import Table, TableError, cell_label, cell_values, find_column, spelled
+from bert_tables import Table, TableError, find_column
+from bert_tables.cells import cell_label, cell_values, spelled
 from training.recipe import CONTAINING, SourceConfig
 
 MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
@@ -48,7 +49,7 @@ def sound_rows(table: Table, columns: Collection[str] = ()) -> Iterator[TableRow
         for row in table.rows_for(columns):
             if row.fault is not None:
                 notes = "".join(f" ({warning})" for warning in table.warnings[:1])
-                raise TableError(f"{_place(table, row)}: {row.fault}{notes}")
+                raise TableError(f"{table.place(row)}: {row.fault}{notes}")
             yield row
     finally:  # a source with a limit reads no further
         for warning in table.warnings:
@@ -70,11 +71,7 @@ def read_rows(table: Table, source: SourceConfig) -> Iterator[Row]:
             alike = {name: find_column([*row.cells], name) for name in own if not name.isdecimal()}
             names = {new: old for new, old in alike.items() if old is not None}
         cells = row.cells | of_path | row.cells  # the row's own come first
-        yield _place(table, row), cells | {new: row.cells[old] for new, old in names.items()}
-
-
-def _place(table: Table, row: TableRow) -> str:
-    return f"{table.name}, {table.place(row)}"
+        yield table.place(row), cells | {new: row.cells[old] for new, old in names.items()}
 
 
 def in_recipe(message: str) -> str:

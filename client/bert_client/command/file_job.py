@@ -6,9 +6,10 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any, TextIO
@@ -260,64 +261,17 @@ def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_e
 
     `one_is_enough`: whether all texts but one may be missing.
     """
-    fault = row.fault
-    lacking = [column for column in read if cell_text(row.cells.get(column)) == ""]
-    for column in read:
-        if fault is None and not (one_is_enough and column in lacking and len(lacking) < len(read)):
-            fault = _text_fault(column, row.cells)
+    texts = {column: cell_text(row.cells.get(column)) for column in read}
+    may_lack = one_is_enough and any(text != "" for text in texts.values())
+    faults = [row.fault]
+    for column, text in texts.items():
+        if text is None:
+            faults.append(f"the field {column!r} is not text")
+        elif not (text or may_lack):
+            faults.append(f"the field {column!r} is {'empty' if column in row.cells else 'not there'}")
     if taken := next((name for name in new if name in row.cells), None):
-        fault = fault or f"the field {taken!r} is not in the first rows, so the answers have its name: give --prefix"
-    return Row(row.number, row.cells, fault)
-
-
-def _text_fault(column: str, cells: Mapping[str, Any]) -> str | None:
-    if column not in cells:
-        return f"the field {column!r} is not there"
-    if (text := cell_text(cells[column])) is None:
-        return f"the field {column!r} is not text"
-    return None if text else f"the field {column!r} is empty"
-
-
-class _Reader:
-    """A thread that reads rows ahead, at most `MAX_ROWS_AHEAD`."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows = rows
-        self._queue: SimpleQueue[Row | BaseException | None] = SimpleQueue()
-        self._has_room, self._closed = Event(), Event()
-        Thread(target=self._read, name="bert-reader", daemon=True).start()
-
-    def take(self, timeout: float | None) -> Row | None:
-        """The next row, or None at the end. Raises the reader's error, and Empty after `timeout` seconds."""
-        item = self._queue.get(timeout=timeout)
-        if not self._has_room.is_set() and self._queue.qsize() <= MAX_ROWS_AHEAD // 2:  # threads switch slowly
-            self._has_room.set()
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    def close(self) -> None:
-        """End the thread, at once or after the row that it waits for."""
-        self._closed.set()
-        self._has_room.set()
-
-    def _read(self) -> None:
-        end = None
-        try:
-            for row in self._rows:
-                self._queue.put(row)
-                if self._queue.qsize() >= MAX_ROWS_AHEAD:
-                    self._wait_for_room()
-                if self._closed.is_set():
-                    return
-        except BaseException as error:
-            end = error
-        self._queue.put(end)
-
-    def _wait_for_room(self) -> None:
-        self._has_room.clear()
-        if self._queue.qsize() >= MAX_ROWS_AHEAD and not self._closed.is_set():  # neither came before `clear`
-            self._has_room.wait()
+        faults.append(f"the field {taken!r} is not in the first rows, so the answers have its name: give --prefix")
+    return replace(row, fault=next(filter(None, faults), None))
 
 
 def read_ahead(rows: Iterable[Row], answered: Callable[[], object] = lambda: None) -> Iterator[Row | None]:
@@ -329,24 +283,43 @@ def read_ahead(rows: Iterable[Row], answered: Callable[[], object] = lambda: Non
     Args:
         answered: Called after each None, when the rows before it are answered.
     """
-    reader = _Reader(rows)
+    queue: Queue[Row | BaseException | None] = Queue(MAX_ROWS_AHEAD)
+    closed = Event()
+
+    def read() -> None:
+        end = None
+        try:
+            for row in rows:
+                queue.put(row)
+                if closed.is_set():
+                    return
+        except BaseException as error:
+            end = error
+        queue.put(end)
+
+    Thread(target=read, name="bert-reader", daemon=True).start()
     patience = None  # in seconds; None while no row waits, because there is nothing to send
     try:
         while True:
             start = monotonic()
             try:
-                row = reader.take(patience)
+                row = queue.get(timeout=patience)
             except Empty:
                 patience = None
                 yield None
                 answered()
                 continue
+            if isinstance(row, BaseException):
+                raise row
             if row is None:
                 return
             patience = MAX_WAIT_SECONDS if patience is None else max(patience - (monotonic() - start), 0)
             yield row
     finally:
-        reader.close()
+        closed.set()
+        with suppress(Empty):  # the thread may wait for room
+            while True:
+                queue.get_nowait()
 
 
 def answer_rows(

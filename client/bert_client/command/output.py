@@ -12,12 +12,12 @@ import math
 import os
 import re
 import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, BinaryIO, TextIO
 
 from bert_client.results import Model
@@ -28,7 +28,7 @@ FORMATS = ("csv", "tsv", "jsonl")
 RevisedLine = Callable[[dict[str, Any]], str | None]
 """Makes the new line of a row from its cells, or None to keep the old one."""
 SAVE_SECONDS = 2.0
-"""Maximum time whose answers a killed job loses, also while it waits for the service."""
+"""Maximum time whose answers a killed job loses."""
 SAVE_CHARACTERS = 2**20
 """Lines with more characters are saved at once, to bound memory."""
 
@@ -168,7 +168,7 @@ class Stream:
 
 
 class PartialFile:
-    """Lines that a thread saves every few seconds. A note beside them has their number and a hash of their inputs.
+    """Lines that are saved every few seconds. A note beside them has their number and a hash of their inputs.
 
     Lines are on the disk before the note that counts them, and the next run cuts off lines that the note does not
     count. So a kill at any moment leaves whole rows.
@@ -198,10 +198,8 @@ class PartialFile:
         self._state = _State(note, hashlib.blake2b(digest_size=16))
         self._header = b""
         self._waiting_size = 0
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._saved = monotonic()
         self._was_begun = False
-        self._saver = threading.Thread(target=self._save_repeatedly, daemon=True)
         self.rows: int = note["rows"]
         """Number of rows in the file, from earlier runs."""
         self.failed: int = note["failed"]
@@ -255,7 +253,6 @@ class PartialFile:
         if not self.rows:  # after this, a killed job leaves a file that is known to be of this command
             self._write_note(note)
         self._was_begun = True
-        self._saver.start()
 
     def _check_model(self, note: dict[str, Any], model: Model | None) -> None:
         """Compare the model with that of an earlier run, and note it, if the service tells its hash."""
@@ -268,14 +265,14 @@ class PartialFile:
 
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
         """Write the line of an input."""
-        with self._lock:
-            self._state.waiting.append((given, line, failed))
-            self._waiting_size += len(line)
-            if self._waiting_size > SAVE_CHARACTERS:
-                self._save()
+        self._state.waiting.append((given, line, failed))
+        self._waiting_size += len(line)
+        if self._waiting_size > SAVE_CHARACTERS or monotonic() - self._saved > SAVE_SECONDS:
+            self._save()
 
     def flush(self) -> None:
-        """Do nothing, because a thread saves the lines."""
+        """Save the lines, because the input pauses."""
+        self._save()
 
     def revise(self, delimiter: str | None, marker: str, revised_line: RevisedLine) -> None:
         """Replace lines that hold a marker, after all lines are added.
@@ -299,12 +296,10 @@ class PartialFile:
 
     def close(self) -> None:
         """Write all waiting lines, and the header if there are none."""
-        self._end_saver()
         self._save(last=True)
 
     def keep(self) -> None:
         """Keep the answered rows after an error or an interrupt. If there are none, delete the file."""
-        self._end_saver()
         self._revised.unlink(missing_ok=True)
         with suppress(OSError):
             self._save()
@@ -327,16 +322,6 @@ class PartialFile:
                 return bytes(file.read(size))
         except (OSError, EOFError, zlib.error) as error:
             raise self._stale(f"cannot be read ({error})") from error
-
-    def _end_saver(self) -> None:
-        self._closed.set()
-        if self._saver.is_alive():
-            self._saver.join()
-
-    def _save_repeatedly(self) -> None:
-        while not self._closed.wait(SAVE_SECONDS):
-            with suppress(OSError), self._lock:  # the same error ends the job at a later save
-                self._save()
 
     def _save(self, *, last: bool = False) -> None:
         """Write the waiting lines, then the note."""
@@ -365,7 +350,7 @@ class PartialFile:
         }
         self._write_note(note)
         self._state = _State(note, inputs_hash)  # one assignment: an interrupt comes before or after it
-        self._waiting_size = 0
+        self._waiting_size, self._saved = 0, monotonic()
 
     def _write_note(self, note: Mapping[str, Any]) -> None:
         with self._new_note.open("wb") as file:

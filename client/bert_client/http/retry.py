@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 import httpx
 
@@ -57,18 +55,9 @@ def pause_before_retry(
     return pause if elapsed + pause < policy.deadline else None
 
 
-def retry_after(header: str | None, now: datetime | None = None) -> float:
-    """Seconds in a `Retry-After` header, which is a number or a date; 0 if it is absent or neither."""
-    if header is None:
-        return 0.0
-    if header.strip().isdecimal():
-        return float(header)
-    try:
-        then = parsedate_to_datetime(header)
-    except (ValueError, OverflowError):
-        return 0.0
-    then = then.replace(tzinfo=then.tzinfo or UTC)  # "-0000" gives a naive datetime
-    return max((then - (now or datetime.now(UTC))).total_seconds(), 0.0)
+def retry_after(header: str | None) -> float:
+    """Seconds in a `Retry-After` header; 0 if it is absent or no number."""
+    return float(header) if header and header.strip().isdecimal() else 0.0
 
 
 def _is_retried(reply: Reply, *, is_ours: bool) -> bool:

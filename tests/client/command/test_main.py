@@ -489,7 +489,7 @@ def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
     assert code == 0
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [row["error"] for row in rows] == [
-        no_json := "the line is not JSON (Expecting value, character 0); write one object per line (jq -c .)",
+        no_json := "the line is not JSON (Expecting value); write one object per line (jq -c .)",
         "the field 'text' is not there",
         None,
     ]
@@ -565,7 +565,7 @@ def test_bert_late_fault_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
 def test_bert_swallowed_rows_give_a_warning(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('id,text,stars\n2,"Five stars!,5\n3,good,5\n6,Monitor of 27",4\n')
     code, _, complaints = bert("sentiment", "--file", str(tmp_path / "a.csv"))
-    warning = "a.csv, line 2: the quoted cell that opens here holds what seem to be whole rows, up to line 4; "
+    warning = "a.csv, line 2: a quoted cell up to line 4 holds what seem to be whole rows; "
     assert (code, warning in complaints.splitlines()[0]) == (0, True)
 
 
@@ -585,7 +585,7 @@ def test_bert_file_of_an_unknown_format_says_what_it_is(bert: Bert, tmp_path: Pa
     code, _, complaint = bert("sentiment", "--file", str(tmp_path / "a.csv.zip"))
     assert (code, complaint) == (
         1,
-        f"bert: {tmp_path}/a.csv.zip: is a zip archive; unpack it, and give the file inside\n",
+        f"bert: {tmp_path}/a.csv.zip: is an archive, such as zip, or compressed; unpack it, and give the file inside\n",
     )
     (tmp_path / "a.dat").write_text("text\ngood\n")
     code, _, complaint = bert("sentiment", "--file", str(tmp_path / "a.dat"))
@@ -704,21 +704,21 @@ def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("lines", "complaint"),
+    ("lines", "what"),
     [
-        ('{"text": "good"}\n{"text": "bad"}\n', "holds JSON; state the format jsonl, or lines to read"),
-        ("id\ttext\r\n1\tgood\r\n", "holds a table with the column 'text'; state the format tsv, or lines"),
-        ('"id","text"\n1,good\n', "holds a table with the column 'text'; state the format csv, or lines"),
-        ("id;text;stars\n1;good;5\n", "holds a table with the column 'text'; state the format csv, or lines"),
-        ('[{"text": "good"},\n {"text": "bad"}]\n', "holds JSON; state the format jsonl, or lines"),
-        ('{\n  "text": "good"\n}\n', "holds JSON; state the format jsonl, or lines"),
+        ('{"text": "good"}\n{"text": "bad"}\n', "JSON"),
+        ("id\ttext\r\n1\tgood\r\n", "a table with the column 'text'"),
+        ('"id","text"\n1,good\n', "a table with the column 'text'"),
+        ("id;text;stars\n1;good;5\n", "a table with the column 'text'"),
+        ('[{"text": "good"},\n {"text": "bad"}]\n', "JSON"),
+        ('{\n  "text": "good"\n}\n', "JSON"),
     ],
 )
-def test_bert_lines_that_seem_to_be_a_table_are_refused(bert: Bert, tmp_path: Path, lines: str, complaint: str) -> None:
+def test_bert_lines_that_seem_to_be_a_table_are_refused(bert: Bert, tmp_path: Path, lines: str, what: str) -> None:
     for encoding in ("utf-8", "utf-16"):
         (tmp_path / "a.txt").write_text(lines, encoding=encoding)
         code, _, complaints = bert("sentiment", "--file", str(tmp_path / "a.txt"))
-        assert (code, complaint in complaints) == (1, True), complaints
+        assert (code, f"holds {what}; state its format, or lines to read each" in complaints) == (1, True), complaints
     code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.txt"), "--format", "lines")
     assert (code, len(output.splitlines())) == (0, 1 + len(lines.splitlines()))
 
@@ -1227,17 +1227,14 @@ def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -
     """Killed (-9) while the last rows are on their way, and given again, with another address."""
     texts, target = tmp_path / "texts.txt", tmp_path / "scored.tsv"
     texts.write_text("good\n" * 20 + "hold\n" + "good\n" * 5)
-    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--file", str(texts), "--output", str(target)]
+    program = f"from bert_client.command import output; output.SAVE_SECONDS = -1; {_INTERRUPTIBLE}"
+    command = [sys.executable, "-c", program, "sentiment", "--file", str(texts), "--output", str(target)]
     command += ["--concurrency", "1"]
     address = ["--url", f"http://127.0.0.1:{holding.server_port}"]
     with subprocess.Popen(command + address, cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
             assert holding.entered.wait(PATIENCE)
-            until = time.monotonic() + PATIENCE
-            # It is saved while the service does not answer.
-            while '"rows": 20' not in Path(f"{target}.partial.json").read_text():
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            assert '"rows": 20' in Path(f"{target}.partial.json").read_text()
             assert not target.exists()
         finally:
             process.kill()
@@ -1256,7 +1253,10 @@ def test_bert_missing_column_is_found_before_anything_is_written(bert: Bert, tmp
     source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
     source.write_text("id,review\n1,good\n")
     code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
-    assert (code, complaint) == (1, f"bert: {source}: it has no column 'text'; its columns are 'id', 'review'\n")
+    assert (code, complaint.split("; if")[0]) == (
+        1,
+        f"bert: {source}: it has no column 'text'; its columns are 'id', 'review'",
+    )
     assert not target.exists()
     source.write_text("id,review\n")
     assert bert("sentiment", "--file", str(source), "--output", str(target))[0] == 1

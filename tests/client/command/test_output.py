@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -293,16 +292,17 @@ def test_output_interrupt_within_a_revision_keeps_the_rows_before_it(tmp_path: P
     assert (tmp_path / "out.csv").read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
 
 
-def test_output_is_saved_while_no_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "SAVE_SECONDS", 0.02)
+def test_output_is_saved_after_some_seconds_and_when_the_input_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_output(str(tmp_path / "out.csv"), OPTIONS, io.StringIO()) as target:
         target.begin("text\n", [], iter(()))
         target.add(ROWS[0], "good\n", failed=False)
-        until = time.monotonic() + 30
-        while json.loads((tmp_path / "out.csv.partial.json").read_bytes())["rows"] == 0:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        target.flush()
         assert (tmp_path / "out.csv.partial").read_text() == "text\ngood\n"
+        monkeypatch.setattr(output, "SAVE_SECONDS", -1)
+        target.add(ROWS[0], "bad\n", failed=False)
+        assert json.loads((tmp_path / "out.csv.partial.json").read_bytes())["rows"] == 2
 
 
 def test_output_note_without_a_partial_file_is_ignored(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -81,21 +80,9 @@ def test_pause_before_retry_is_at_least_retry_after() -> None:
     assert pause((429, {"Retry-After": "7"}), jitter=0.5) == 7.5
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, 0),
-        ("3", 3),
-        ("Wed, 21 Oct 2026 07:28:30 GMT", 30),
-        ("Wed, 21 Oct 2026 07:28:30 -0000", 30),
-        ("Wed, 21 Oct 2026 07:27:00 GMT", 0),
-        ("soon", 0),
-        ("Wed, 21 Oct 2026 07:28:30 +9999999999999", 0),
-        ("-5", 0),
-    ],
-)
-def test_retry_after_is_a_number_or_a_date(header: str | None, seconds: float) -> None:
-    assert retry_after(header, datetime(2026, 10, 21, 7, 28, tzinfo=UTC)) == seconds
+@pytest.mark.parametrize(("header", "seconds"), [(None, 0), ("3", 3), ("Wed, 21 Oct 2026 07:28:30 GMT", 0), ("-5", 0)])
+def test_retry_after_is_a_number_of_seconds(header: str | None, seconds: float) -> None:
+    assert retry_after(header) == seconds
 
 
 @pytest.mark.parametrize("fields", [{"attempts": 0}, {"deadline": -1}, {"first_pause": -1}])
