@@ -91,16 +91,17 @@ class SourceConfig(_Strict):
     """Regular expression of lines between documents without a label, such as `"<.endoftext.>"`, `"</?doc.*>"` or
     `"= [^=].* ="`, which is a title of WikiText. Then no blank line and no row ends a document."""
     table: Dialect = Dialect()
-    """How CSV and TSV files are written, if not detected: `header` (true, false, or the columns' names), `delimiter`,
-    `quote`, `escape`; `encoding` of any text that is not UTF-8."""
+    """How CSV and TSV files are written, if not detected: `first_line` (that of the header), `header` (true, false, or
+    the columns' names), `delimiter`, `quote`, `escape`; `encoding` of any text that is not UTF-8."""
     text: Columns = ("text",)
     """Columns with the text, such as title and body: names, or numbers from 1."""
     read: Literal["text", "pair", "both"] | None = None
     """How a classifier reads several text columns: as one `text`, a `pair` (the default for two), or `both`, one or the
     other in each pass. In pretraining, columns are paragraphs."""
     label: str | tuple[str, ...] | None = None
-    """Column with the label, or the word `folder`: each file is one text, labelled by its folder's name. A list names
-    columns of 1 and 0, each of which is a label, for `multi_label_classification`."""
+    """Column with the label. `folder` is the name of a file's folder, and a folder `lang=de` makes a column `lang`;
+    with the label `folder`, each file of plain text is one text. A list names columns of 1 and 0, each of which is a
+    label, for `multi_label_classification`."""
     separator: Annotated[str, Field(min_length=1)] | None = None
     """What separates labels in a cell, such as `";"`, for `multi_label_classification`. A list, as in JSON, Parquet
     or a cell `["a", "b"]`, needs none."""

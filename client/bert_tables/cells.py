@@ -64,8 +64,7 @@ def cell_text(value: Any) -> str | None:
         return None
     if not all(isinstance(item, str) for item in values):
         return None
-    are_tokens = not any(" " in item for item in values)
-    return (" " if are_tokens else "\n").join(values)
+    return ("\n" if any(" " in item for item in values) else " ").join(values)
 
 
 def spelled(value: Any) -> str:

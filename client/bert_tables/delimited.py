@@ -54,8 +54,7 @@ def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterato
         except StopIteration:
             return
         except csv.Error as error:
-            text = "".join(source.record)
-            count = _lines_before_fault(text, dialect) + 1
+            count = _lines_before_fault("".join(source.record), dialect) + 1
             fault = _describe(error, source.number - len(source.record) + count, dialect)
             source.read_again(len(source.record) - count)
             cells = next(csv.reader(source.record[:count], **options), [])

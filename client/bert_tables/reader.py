@@ -132,7 +132,10 @@ class Table:
             return name
         shown = ", ".join(map(repr, self.columns[:50]))
         notes = "".join(f" ({warning})" for warning in self.warnings)
-        raise TableError(f"{self.name}: it has no column {address!r}; its columns are {shown}{_advice(self)}{notes}")
+        has_header = self.format in _DELIMITERS and self.columns[0] != "1"
+        advice = "; if that is not its header, state --first-line, --no-header or --delimiter" * has_header
+        advice += "; each line is read as a text: if it holds a table, state its format" * (self.format == "lines")
+        raise TableError(f"{self.name}: it has no column {address!r}; its columns are {shown}{advice}{notes}")
 
 
 def format_of(name: str, dialect: Dialect | None = None) -> str | None:
@@ -358,15 +361,6 @@ def _count_fault(cells: list[str], columns: tuple[str, ...], dialect: Dialect) -
     return f"{counts}; {remedy}"
 
 
-def _advice(table: Table) -> str:
-    """Advice for the case that the expected column is missing."""
-    if table.format == "lines":
-        return "; each line is read as a text: if it holds a table, state its format"
-    is_stated = table.columns is None or table.columns[0] == "1"
-    advice = "; if that is not its header, state --first-line, --no-header or --delimiter"
-    return "" if table.format not in _DELIMITERS or is_stated else advice
-
-
 # --- Parquet --------------------------------------------------------------------------------------------------
 
 
@@ -382,11 +376,11 @@ def _parquet(file: File, columns: Sequence[str] | None) -> Table:
         raise TableError(f"{file.name}: the Parquet file is damaged or cut off ({error})") from error
     warnings: list[str] = []
     shown = _names(file, names, warnings)
-    table = Table(file.name, "parquet", shown, iter(()), warnings, file.size, metadata=metadata)
     asked = None if columns is None or shown != names else {find_column(names, each) for each in columns} - {None}
     batches = opened.iter_batches(512, columns=None if asked is None else [name for name in names if name in asked])
     renamed = batches if shown == names else (batch.rename_columns(shown) for batch in batches)
-    return replace(table, rows=_parquet_rows(file, renamed, arrow_error))
+    rows = _parquet_rows(file, renamed, arrow_error)
+    return Table(file.name, "parquet", shown, rows, warnings, file.size, metadata=metadata)
 
 
 def _parquet_rows(file: File, batches: Iterator[Any], arrow_error: type[Exception]) -> Iterator[Row]:

@@ -33,7 +33,7 @@ def input_files(names: Sequence[str], output: str, form: str | None = None) -> l
         is_folder = folder.is_dir()
         if is_folder and Path(output).resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"the output {output} is within {name}, where it would be read: write to another folder")
-        files = [file for file in _files(folder) if form or format_of(file.name)] if is_folder else [folder]
+        files = _files(folder, form) if is_folder else [folder]
         if not files:
             raise ValueError(f"{name}: has no file whose suffix is that of a table or text; --format states the format")
         for file in files:
@@ -42,10 +42,11 @@ def input_files(names: Sequence[str], output: str, form: str | None = None) -> l
     return list(found.values())
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files in a folder and its subfolders, without hidden ones and those of Hive and Spark, such as `_SUCCESS`."""
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
-    return [file for file in files if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
+def _files(folder: Path, form: str | None) -> list[Path]:
+    """The files in a folder and its subfolders to read, without hidden ones. With a stated format, these are all but
+    those of Hive and Spark, such as `_SUCCESS`; else those with the suffix of a format."""
+    files = (file for file in sorted(folder.rglob("*")) if format_of(file.name) or (form and file.name[0] != "_"))
+    return [file for file in files if file.is_file() and not any(p[0] == "." for p in file.relative_to(folder).parts)]
 
 
 def _without_suffix(path: Path) -> Path:

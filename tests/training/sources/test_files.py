@@ -114,12 +114,6 @@ def test_file_whose_name_looks_like_a_glob_is_read(tmp_path: Path) -> None:
     assert texts(tmp_path / "Bücher [2]", "*.txt") == texts(tmp_path / "Bücher [2]", "**/*.txt") == ["third"]
 
 
-def test_file_of_another_kind_says_what_to_do_with_it(tmp_path: Path) -> None:
-    write(tmp_path / "reviews.xlsx", b"PK\x03\x04\x14\0\6\0[Content_Types].xml xl/workbook.xml")
-    with pytest.raises(SourceError, match=r"reviews\.xlsx: is an Excel workbook or another Office file"):
-        texts(tmp_path, "reviews.xlsx")
-
-
 def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=r"empty: the directory holds no file of a known suffix"):
