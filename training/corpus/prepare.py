@@ -14,9 +14,8 @@ lists them. A shard appears only when it is complete, so the next run makes only
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,12 @@ from tqdm import tqdm
 from model.tokenizer import Tokenizer
 from model.tokenizer_dir import MAX_WORD
 from training.corpus.encode import ShardEncoder, TextCounts
-from training.corpus.engines.local import make_shards
 from training.corpus.fingerprint import source_settings, split_settings, tokenizer_hash
 from training.corpus.inputs import HELDOUT, labelled_inputs, pretraining_inputs
 from training.corpus.parts import ALL_ROWS, TRAIN, Part, labelled_sources, split
 from training.corpus.reader import PreparedText
 from training.corpus.shards import Shard, ShardInput
+from training.corpus.workers import make_shards
 from training.errors import CorpusError
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, source_name
 from training.runtime.files import reason
@@ -48,10 +47,6 @@ MAX_PIECES = 2.0
 Wikipedia 1.4, descriptions of packages 1.5 to 1.9; Spanish messages 2.0, German ones 2.6, Russian ones 5.4."""
 
 logger = logging.getLogger(__name__)
-
-MadeShards = Iterator[tuple[ShardInput, Shard]]
-Engine = Callable[[Iterator[ShardInput], Tokenizer, Path], MadeShards]
-"""`make_shards` of a module in `training.corpus.engines`."""
 
 
 def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, *, heldout_only: bool = False) -> dict[str, Any]:
@@ -71,7 +66,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, folder: Path, *, heldout_only:
     inputs = pretraining_inputs(recipe)
     if heldout_only:
         inputs = (shard_input for shard_input in inputs if shard_input.use == HELDOUT)
-    made = _prepare(recipe, tokenizer, folder, sources, inputs, _engine(), is_labelled=False)
+    made = _prepare(recipe, tokenizer, folder, sources, inputs, is_labelled=False)
     if heldout_only or not recipe.corpus.sources:
         return made
     text = PreparedText(folder, made, use=TRAIN)
@@ -94,7 +89,7 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> dict
     config = recipe.finetune
     sources = labelled_sources(config, recipe.soft_labels.sources if recipe.soft_labels else ())
     inputs = labelled_inputs(recipe)
-    made = _prepare(recipe, tokenizer, folder, [source for _, source in sources], inputs, make_shards, is_labelled=True)
+    made = _prepare(recipe, tokenizer, folder, [source for _, source in sources], inputs, is_labelled=True)
     made["labels"] = config.label_names
     text = PreparedText(folder, made)
     names = [(use, source_name(source)) for use, source in sources]
@@ -144,7 +139,6 @@ def _prepare(
     folder: Path,
     sources: Sequence[SourceConfig],
     inputs: Iterator[ShardInput],
-    engine: Engine,
     *,
     is_labelled: bool,
 ) -> dict[str, Any]:
@@ -153,7 +147,7 @@ def _prepare(
     try:
         total, name = size(sources, recipe.data), folder.name.partition("-")[0]
         with tqdm(desc=name, total=total, unit="B", unit_scale=True, disable=None) as bar:
-            for shard_input, shard in engine(inputs, tokenizer, folder):
+            for shard_input, shard in make_shards(inputs, tokenizer, folder):
                 shards.append(shard)
                 bar.update(shard_input.bytes_read - bar.n)
     except OSError as error:
@@ -166,20 +160,6 @@ def _prepare(
         "vocab_size": tokenizer.vocab_size,
         "shards": [asdict(shard) for shard in shards],
     }
-
-
-def _engine() -> Engine:
-    """`make_shards` on the Ray cluster that RAY_ADDRESS names; on this machine if it is not set."""
-    if not os.environ.get("RAY_ADDRESS"):
-        return make_shards
-    try:
-        from training.corpus.engines import ray
-    except ModuleNotFoundError as error:
-        raise CorpusError(
-            "RAY_ADDRESS is set, but Ray is not installed: unset it to encode the text on this machine, or "
-            'pip install -c constraints.txt -e ".[cluster]"'
-        ) from error
-    return ray.make_shards
 
 
 def vocabulary_advice(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[str]:

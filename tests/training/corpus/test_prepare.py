@@ -19,7 +19,7 @@ import pytest
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.training.commands import ROOT
 from training.corpus import inputs as inputs_module
-from training.corpus.engines import local as local_engine
+from training.corpus import workers
 from training.corpus.inputs import HELDOUT, pretraining_inputs
 from training.corpus.parts import TRAIN, Part
 from training.corpus.prepare import entropy, prepare, prepare_labelled
@@ -343,7 +343,7 @@ class Killed(BaseException):
 
 def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let that many shards be made, then end in the middle of one."""
-    original = local_engine.make_shard
+    original = workers.make_shard
     calls = [0]
 
     def make_shard(encoder: Any, corpus: Path, shard_input: Any) -> Any:
@@ -355,7 +355,7 @@ def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         calls[0] += 1
         return original(encoder, corpus, shard_input)
 
-    monkeypatch.setattr(local_engine, "make_shard", make_shard)
+    monkeypatch.setattr(workers, "make_shard", make_shard)
 
 
 def made_at(folder: Path) -> dict[str, int]:
@@ -401,7 +401,7 @@ def test_prepare_makes_lost_and_unreadable_shards_again(root: Path) -> None:
 
 
 def test_make_shards_in_worker_processes_writes_the_same_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_engine, "SMALL_CHARACTERS", 0)
+    monkeypatch.setattr(workers, "SMALL_CHARACTERS", 0)
     one = contents(prepared(named(recipe(root), "one")))
     two = contents(prepared(named(recipe(root), "two")))
     assert one == two
@@ -409,7 +409,7 @@ def test_make_shards_in_worker_processes_writes_the_same_bytes(root: Path, monke
 
 def test_make_shards_workers_start_without_torch() -> None:
     """torch takes seconds to import, in every worker."""
-    script = "import sys, training.corpus.engines.local; sys.exit('torch' in sys.modules)"
+    script = "import sys, training.corpus.workers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
@@ -427,18 +427,9 @@ class DyingPool:
 
 
 def test_make_shards_dead_worker_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_engine, "SMALL_CHARACTERS", 0)
-    monkeypatch.setattr(local_engine, "ProcessPoolExecutor", DyingPool)
+    monkeypatch.setattr(workers, "SMALL_CHARACTERS", 0)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", DyingPool)
     with pytest.raises(CorpusError, match=r"a worker process died.*run prepare again, it continues"):
-        prepared(recipe(root))
-
-
-def test_prepare_on_a_cluster_without_ray_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        CorpusError, match=r"RAY_ADDRESS is set, but Ray is not installed: .* pip install .*\[cluster\]"
-    ):
         prepared(recipe(root))
 
 
@@ -470,7 +461,7 @@ def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(local_engine, "make_shard", full)
+    monkeypatch.setattr(workers, "make_shard", full)
     with pytest.raises(
         CorpusError,
         match=r"device; free some space on its disk\. Remove the cause, then run the same",
