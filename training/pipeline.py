@@ -238,7 +238,7 @@ class Pipeline:
     def teachers(self) -> list[Stage]:
         """A classifier for each part of the labelled texts, trained without that part."""
         config = self.recipe.soft_labels
-        if config is None or config.teacher:
+        if config is None or config.teacher or not config.weight:
             return []
         seed, count = self.recipe.seed, config.folds
         return [self._classifier("teacher", "soft-labels", seed + i, Fold(i, count)) for i in range(count)]
@@ -246,7 +246,7 @@ class Pipeline:
     @cached_property
     def soft_labels(self) -> Stage | None:
         """The teachers' probabilities for the labelled texts."""
-        if (config := self.recipe.soft_labels) is None:
+        if (config := self.recipe.soft_labels) is None or not config.weight:
             return None
         teacher = config.teacher
         settings = {"teacher": checkpoint_hash(teacher)} if teacher else {"folds": config.folds}
@@ -291,7 +291,8 @@ class Pipeline:
         """
         recipe = self.ordered
         if recipe.finetune.minutes:
-            teachers = recipe.soft_labels.folds if recipe.soft_labels and not recipe.soft_labels.teacher else 0
+            soft = recipe.soft_labels
+            teachers = soft.folds if soft and soft.weight and not soft.teacher else 0
             minutes = recipe.finetune.minutes / (teachers + len(self._seeds) + recipe.finetune.all_rows)
             recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
         pretrained = recipe.finetune.pretrained
@@ -413,7 +414,7 @@ class Pipeline:
         """The commands of `all`, in order."""
         return [
             *(("tokenizer", "prepare", "pretrain") if self.pretrains else ("prepare",)),
-            *(("soft-labels",) if self.recipe.soft_labels and self.has_labels else ()),
+            *(("soft-labels",) if self.recipe.soft_label_weight and self.has_labels else ()),
             *(("finetune",) if self.has_labels else ()),
             *("evaluate", "export"),
         ]

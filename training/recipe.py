@@ -284,7 +284,8 @@ class SoftLabelsConfig(_Strict):
     sources: tuple[SourceConfig, ...] = ()
     """Texts without labels that the teachers label too."""
     weight: Share = 0.5
-    """Weight of the teachers' probabilities beside the true label. Texts without a label have only these."""
+    """Weight of the teachers' probabilities beside the true label. Texts without a label have only these. With 0, there
+    are no teachers, as without this table."""
 
 
 class FinetuneConfig(_Strict):
@@ -447,6 +448,11 @@ class Recipe(_Strict):
     def positions(self) -> int:
         """Positions of a network that this recipe makes."""
         return max(MIN_POSITIONS, self.pretrain.examples.longest, self.finetune.max_length)
+
+    @property
+    def soft_label_weight(self) -> float:
+        """Weight of soft labels; 0 if fine-tuning learns from labels only."""
+        return self.soft_labels.weight if self.soft_labels else 0.0
 
     @property
     def left_out_of_corpus(self) -> FinetuneConfig:

@@ -92,6 +92,7 @@ def test_pipeline_keys_do_not_depend_on_the_folder_of_runs_or_on_where_and_when_
         ("finetune.seeds=[1]", set()),
         ("finetune.seeds=[2]", {"finetune"}),
         ("soft_labels.weight=0.5", {"teacher", "soft_labels", "finetune"}),
+        ("soft_labels.weight=0", set()),
     ],
 )
 def test_pipeline_keys_depend_on_the_settings_of_a_stage_and_of_those_before_it(

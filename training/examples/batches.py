@@ -65,11 +65,6 @@ class _Batch:
     """Output positions of each sequence. Spare ones belong to none, so that a CPU computes no attention for them."""
 
     @property
-    def tokens(self) -> int:
-        """Tokens of the batch, dummy sequences included."""
-        return self.shape.tokens
-
-    @property
     def packed(self) -> PackedBatch:
         """Tokens, their positions and types, and the output positions."""
         shape = self.shape

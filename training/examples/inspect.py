@@ -31,17 +31,10 @@ def inspect(recipe: Recipe, tokenizer: Tokenizer, corpus: Path, examples: int) -
 
 def decode(example: Examples, tokenizer: Tokenizer) -> str:
     """One example as text. A masked token is followed by its replacement: `was[MASK]` or `was[other]`."""
-    was = dict(zip(example.masked_positions.tolist(), example.masked_ids.tolist(), strict=True))
-    text = ""
-    for position, token_id in enumerate(example.input_ids.tolist()):
-        token = tokenizer.token(token_id)
-        if position in was:
-            token = f"{tokenizer.token(was[position])}[{token.strip('[]')}]"
-        text += token.removeprefix("##") if token.startswith("##") else f" {token}"
+    tokens = [tokenizer.token(token_id) for token_id in example.input_ids.tolist()]
+    for position, was in zip(example.masked_positions.tolist(), example.masked_ids.tolist(), strict=True):
+        tokens[position] = f"{tokenizer.token(was)}[{tokens[position].strip('[]')}]"
+    text = " ".join(tokens).replace(" ##", "")
     (kind,) = map(PairKind, example.kinds)
-    label = _LABELS.get(int(LABELS[kind]), "not next")
-    return f"{label} ({_name(kind)}), {len(example.input_ids)} tokens:{text}\n"
-
-
-def _name(kind: PairKind) -> str:
-    return kind.name.lower().replace("_", " ")
+    label, name = _LABELS.get(int(LABELS[kind]), "not next"), kind.name.lower().replace("_", " ")
+    return f"{label} ({name}), {len(tokens)} tokens: {text}\n"

@@ -93,7 +93,7 @@ def _teachers_line(recipe: Recipe, name: str) -> str:
     if name == "pretrained":
         teacher = recipe.pretrain.teacher
         return f" It learned the attention relations of `{teacher}`, too." if teacher else ""
-    if recipe.soft_labels is None:
+    if recipe.soft_labels is None or not recipe.soft_labels.weight:
         return ""
     own = f"{recipe.soft_labels.folds} classifiers, each on the texts that it has not read,"
     teachers = f"`{recipe.soft_labels.teacher}`" if recipe.soft_labels.teacher else own

@@ -89,7 +89,7 @@ def bag_weight(recipe: Recipe, texts: int, *, has_labels: bool, policy: PlanPoli
         has_labels: a bag of words would not help a network with the recipe's labels.
     """
     config = recipe.finetune
-    if recipe.soft_labels or config.problem_type == REGRESSION:
+    if recipe.soft_label_weight or config.problem_type == REGRESSION:
         return 0.0
     if config.bag_weight is not None:
         return config.bag_weight

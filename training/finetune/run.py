@@ -141,7 +141,7 @@ def _soft_label_weight(recipe: Recipe, soft_labels: Path | None) -> float | None
     """Weight of the probabilities of teachers or of a bag of words; None without any."""
     if soft_labels is None:
         return None
-    return recipe.soft_labels.weight if recipe.soft_labels else recipe.finetune.bag_weight or None
+    return recipe.soft_label_weight or recipe.finetune.bag_weight or None
 
 
 def _kept_plan(recipe: Recipe, folder: Path, dist: DistContext) -> Recipe:

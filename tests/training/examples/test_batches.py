@@ -63,7 +63,7 @@ def test_collate_pretraining_dummy_sequences_fill_the_batch(tokenizer: Tokenizer
     examples = made(tokenizer)
     batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24, max_outputs=5))
     real = len(examples.input_ids)
-    assert batch.tokens == 384
+    assert batch.shape.tokens == 384
     assert batch.packed.lengths is not None
     assert sum(batch.packed.lengths[len(examples) :]) == 384 - real
     assert max(batch.packed.lengths) <= batch.packed.sequences.max_seqlen == 24
@@ -118,7 +118,7 @@ def test_collate_classification_keeps_targets_with_their_texts() -> None:
 
 def test_collate_classification_rows_without_a_text_have_no_target() -> None:
     batch = collate_classification(labelled([[2, 7, 3], [2, 8, 9, 3]]), BatchShape(128, 5, max_seqlen=8))
-    assert batch.tokens == 128
+    assert batch.shape.tokens == 128
     assert batch.targets[:2].tolist() == [[0, 1], [1, 0]]
     assert batch.targets[2:].isnan().all()
 

@@ -200,7 +200,7 @@ def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
         assert len(lengths) - texts == -(-(512 - sum(lengths[:texts])) // 64), "dummy sequences"
         assert batch.targets[texts:].isnan().all()
         real += sum(lengths[:texts])
-    assert real > 0.9 * sum(batch.tokens for batch in batches), "512 tokens, texts of up to 62"
+    assert real > 0.9 * sum(batch.shape.tokens for batch in batches), "512 tokens, texts of up to 62"
 
 
 def lengths_of(made: LabelledStream, batches: int) -> list[int]:

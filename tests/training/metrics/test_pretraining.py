@@ -74,11 +74,6 @@ def test_pretraining_report_of_hand_made_answers() -> None:
     assert report.unigram_entropy == pytest.approx(-0.25 * np.log(0.25) - 0.75 * np.log(0.75))
 
 
-def test_evaluation_of_the_same_network_has_the_same_figures(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
-    text = held_out(tokenizer)
-    assert evaluate(model, tokenizer, text) == evaluate(model, tokenizer, text)
-
-
 def test_evaluation_of_a_random_network_is_no_better_than_chance(
     model: BertForPreTraining, tokenizer: Tokenizer
 ) -> None:

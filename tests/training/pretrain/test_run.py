@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.conftest import MakeCheckpoint
-from tests.training.commands import finish, memory_layout, occupied, start, until
+from tests.training.commands import finish, memory_layout, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
 from tests.training.stages import made
@@ -90,26 +89,10 @@ def test_pretrain_writes_the_recipes_network_its_log_and_its_recipe(finished: Re
     assert loaded.model.next_sentence is not None
     assert (loaded.config.hidden_size, loaded.config.max_position_embeddings) == (16, 512)
     last = lines(finished, "train")[-1]
-    assert {
-        "loss",
-        "mlm_loss",
-        "nsp_loss",
-        "gradient_norm",
-        "learning_rate",
-    } <= last.keys()
+    assert {"loss", "mlm_loss", "nsp_loss", "gradient_norm", "learning_rate"} <= last.keys()
     assert (last["step"], last["tokens"]) == (30, 7680)
     assert "stories" in lines(finished, "evaluation")[-1]
     assert read_resolved(finished.folder / "pretrain") == finished
-
-
-def test_pretrain_again_after_the_end_changes_nothing(finished: Recipe, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    before, log = weights(finished), (finished.folder / "pretrain" / "log.jsonl").read_bytes()
-    assert pretrain(finished.model_copy(update={"checkpoint_minutes": 1.0}))
-    assert caplog.messages == [f"{Pipeline(finished).pretrain.folder}: already there"]
-    assert same(weights(finished), before)
-    assert (finished.folder / "pretrain" / "log.jsonl").read_bytes() == log
-    assert not list((finished.folder / "pretrain").glob("*.pt"))
 
 
 def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
@@ -140,37 +123,6 @@ def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
         steps = [line["step"] for line in lines(recipe, event)]
         assert steps == sorted(set(steps)), "the log repeats no step"
         assert steps[-1] == 30
-
-
-def test_pretrain_in_the_folder_of_a_running_process_is_refused(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe()
-    with (
-        occupied(Pipeline(recipe).pretrain.folder / "rank-0"),
-        pytest.raises(RunError, match=r"another process works in .*pretrain.*: wait until it ends"),
-    ):
-        pretrain(recipe)
-
-
-def test_pretrain_whose_network_is_gone_makes_the_same_again(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("pretrain.tokens=2560")
-    assert pretrain(recipe)
-    before = weights(recipe)
-    (recipe.folder / "pretrained" / "model.safetensors").unlink()
-    assert pretrain(recipe)
-    assert same(weights(recipe), before)
-    assert [line["step"] for line in lines(recipe, "train")] == list(range(1, 11)), "the log repeats no step"
-
-
-def test_pretrain_with_another_setting_is_another_result(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("pretrain.tokens=512")
-    assert pretrain(recipe)
-    before, folder = weights(recipe), Pipeline(recipe).pretrain.folder
-    other = changed(recipe, learning_rate=0.01)
-    assert pretrain(other)
-    assert not same(weights(other), before)
-    assert same(load_file(folder / "model" / "model.safetensors"), before)
-    assert pretrain(recipe)
-    assert same(weights(recipe), before), "the link leads to it again"
 
 
 def test_pretrain_on_few_examples_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -276,21 +228,6 @@ def test_pretrain_start_of_one_token_type_is_refused(save_pretrained: MakeCheckp
         load_pretrained(save_pretrained(type_vocab_size=1))
 
 
-def test_pretrain_never_saves_or_exports_weights_after_a_nan(
-    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = make_recipe()
-    changes = ("pretrain.learning_rate=1e30", EVERY_STEP)
-    assert main(command(recipe, recipe_file, *changes)) == 1
-    assert "start again with a lower learning_rate" in capsys.readouterr().err
-    assert not (recipe.folder / "pretrained").exists()
-    for file in recipe.folder.glob("stages/pretrain-*/*.pt"):
-        saved = torch.load(file, weights_only=True)
-        assert all(tensor.isfinite().all() for tensor in saved["model"].values())
-    assert main(["export", *command(recipe, recipe_file, *changes)[1:]]) == 1
-    assert not (recipe.folder / "export").exists()
-
-
 def test_pretraining_loss_is_the_mean_in_nats_over_masked_tokens_plus_that_over_pairs(
     make_recipe: MakeRecipe,
 ) -> None:
@@ -322,14 +259,6 @@ def test_pretrain_without_heldout_text_names_the_remedy(tmp_path: Path) -> None:
     write_json(tmp_path / DONE, {"shards": [], "tokenizer_hash": "", "vocab_size": 0})
     with pytest.raises(CorpusError, match=r"heldout_fraction .* two documents or more .* run prepare again"):
         open_heldout(tmp_path)
-
-
-def test_pretrain_without_its_corpus_names_the_command(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe()
-    (recipe.folder / "corpus" / DONE).unlink()
-    with pytest.raises(RunError, match="has no corpus of these settings; run prepare first"):
-        pretrain(recipe)
-    assert not list(recipe.folder.glob("stages/pretrain-*"))
 
 
 def test_pretrain_in_other_processes_makes_the_same_bytes(
