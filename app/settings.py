@@ -34,7 +34,7 @@ PREFIX = "BERT_"
 
 _NAME = r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*"
 _HOST = re.compile(rf"(\*\.)?{_NAME}")
-_ORIGIN = re.compile(rf"\*|null|([a-z][a-z0-9+.-]*)://({_NAME}|\[[0-9a-f:.]+\])(:[1-9][0-9]{{0,4}})?")
+_ORIGIN = re.compile(rf"\*|null|([a-z][a-z0-9+.-]*)://({_NAME}|\[[0-9a-f:.]+\])(:[1-9][0-9]{{0,3}}|:[1-6][0-9]{{4}})?")
 """An origin as browsers send it (scheme, host in ASCII, port), or `*` for all."""
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 """Default ports, which browsers omit from an origin."""

@@ -74,7 +74,7 @@ class RequestContext:
     service: Service
     is_surplus: bool = False
     """Whether its connection is above the limit."""
-    is_last: Callable[[], bool] = bool
+    is_last: Callable[[], bool] = lambda: False
     """Returns whether the response ends the connection. Called when it begins."""
     started: float = field(default_factory=time.perf_counter)
     request_id: str = ""

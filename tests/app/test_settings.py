@@ -166,6 +166,7 @@ def test_access_is_a_word_or_a_switch(value: str, access: str) -> None:
         ("FORWARDED_ALLOW_IPS", "10.0.0.*"),
         ("FORWARDED_ALLOW_IPS", "::ffff:0:0/96"),  # callers have IPv4 addresses
         ("BERT_CORS_ORIGINS", "https://a..example"),
+        ("BERT_CORS_ORIGINS", "https://a.example:70000"),
         ("BERT_CORS_ORIGINS", "http://[0:0::1]:3000"),  # browsers send [::1]
         ("BERT_CORS_ORIGINS", "example.org"),
         ("BERT_CORS_ORIGINS", "localhost:3000"),

@@ -522,7 +522,7 @@ async def test_old_connection_ends_after_the_requests_that_were_received(
 ) -> None:
     whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     half = len(whole) * (requests - 1) + 20  # in the last head
-    async with start_server(connection_seconds=0.001) as served:
+    async with start_server(connection_seconds=1e-9) as served:
         for sent in ([whole * requests], [(whole * requests)[:half], (whole * requests)[half:]]):
             received = await asyncio.to_thread(exchange, served.port, *sent)
             assert statuses(received) == [b"200"] * requests
@@ -530,7 +530,7 @@ async def test_old_connection_ends_after_the_requests_that_were_received(
 
 
 async def test_old_connections_end_without_an_error_of_the_client(start_server: StartServer) -> None:
-    async with start_server(connection_seconds=0.001) as served:
+    async with start_server(connection_seconds=1e-9) as served:
         client = bert_client.AsyncBertClient(
             f"http://127.0.0.1:{served.port}", retry=bert_client.RetryPolicy(attempts=1)
         )
