@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import itertools
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -109,6 +110,9 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
     is a doubt."""
     if dialect.delimiter is not None:
         return dialect.delimiter, None
+    table = list(itertools.dropwhile(lambda line: not any(mark in line for mark in DELIMITER_NAMES), beginning))
+    if table and beginning[0].strip() != LINE and max(map(table[0].count, DELIMITER_NAMES)) > 1:
+        beginning = table  # the lines above are a title, which is refused later
     fits = {candidate: _fit(dialect, candidate, beginning) for candidate in DELIMITER_NAMES}
     share = fits.pop(default)
     others = [candidate for candidate, fit in fits.items() if fit > (0.9 if share else 0.5)]

@@ -153,8 +153,7 @@ def text_lines(file: File, encoding: str, *, keep_returns: bool = False) -> Iter
     wide = name.startswith(("utf-16", "utf-32"))
     errors = "surrogatepass" if wide else "surrogateescape"
     is_mixed = not wide and name != "utf-8" and _may_be_mixed(file.head, encoding)
-    first_end = re.search(rb"\r\n|\r|\n", file.start) if keep_returns else None
-    newline = "\n" if first_end and first_end[0].endswith(b"\n") else ""
+    newline = "\n" if keep_returns and re.match(rb"[^\r\n]*\r?\n", file.start) else ""
     text = io.TextIOWrapper(file.content, "utf-8" if is_mixed else encoding, errors, newline=newline)
     number, last = 0, ""
     try:

@@ -62,11 +62,9 @@ def _doubt_of_rows(rows: Sequence[Record], names: Sequence[str]) -> tuple[str | 
         return None, False
     column, last = names[min(words)] or str(min(words) + 1), rows[count - 1].number
     lines = f"line {last} looks like a" if count == 1 else f"lines {rows[0].number} to {last} look like"
-    message = (
-        f"{lines} further header row{'s' * (count > 1)}, because the column {column!r} has only numbers below: delete "
-        f"all but one, or give --first-line {last} (first_line in a recipe's `table`), or 1 if these are rows"
-    )
-    return message, len(words) > 1
+    lines += f" further header row{'s' * (count > 1)}, because the column {column!r} has only numbers below: delete all"
+    remedy = f"but one, or give --first-line {last} (first_line in a recipe's `table`), or 1 if these are rows"
+    return f"{lines} {remedy}", len(words) > 1
 
 
 def find_column(names: Sequence[str], address: str) -> str | None:

@@ -125,16 +125,14 @@ class Table:
             return address
         is_data = any(_DATA.fullmatch(name) and name != str(n) for n, name in enumerate(self.columns, 1))
         if address.isdecimal() and self.format in _DELIMITERS and is_data:
-            remedy = "if the first row is not a header, state that (header = false, --no-header)"
-            warning = f"{self.name}: the header looks like a row; {remedy}"
+            warning = f"{self.name}: the header looks like a row; if it is one, state --no-header (header = false)"
             self.warnings.extend({warning}.difference(self.warnings))
         if (name := find_column(self.columns, address)) is not None:
             return name
         shown = ", ".join(map(repr, self.columns[:50]))
         notes = "".join(f" ({warning})" for warning in self.warnings)
-        has_header = self.format in _DELIMITERS and self.columns[0] != "1"
-        advice = "; if that is not its header, state --first-line, --no-header or --delimiter" * has_header
-        advice += "; each line is read as a text: if it holds a table, state its format" * (self.format == "lines")
+        is_doubtful = self.format in (*_DELIMITERS, "lines") and self.columns[0] != "1"
+        advice = "; if that is not its header, state --format, --first-line, --no-header or --delimiter" * is_doubtful
         raise TableError(f"{self.name}: it has no column {address!r}; its columns are {shown}{advice}{notes}")
 
 
@@ -366,8 +364,7 @@ def _count_fault(cells: list[str], columns: tuple[str, ...], dialect: Dialect) -
 
 def _parquet(file: File, columns: Sequence[str] | None) -> Table:
     if not file.content.seekable() or file.is_compressed:
-        remedy = "decompress it first" if file.is_compressed else "give its path"
-        raise TableError(f"{file.name}: a Parquet file cannot be read from a stream; {remedy}")
+        raise TableError(f"{file.name}: a Parquet file is read from its path, not compressed; decompress it first")
     parquet, arrow_error = library("pyarrow.parquet", file.name), library("pyarrow", file.name).ArrowException
     try:
         opened = parquet.ParquetFile(file.content)
@@ -416,8 +413,10 @@ def _parquet_row(batch: Any, index: int, number: int, conversion_errors: tuple[t
     """A row of a batch, cell by cell, because some cell of the batch cannot be converted. Such a cell is left empty."""
     cells, faults = {}, []
     for name in batch.schema.names:
+        cell = batch.column(name).slice(index, 1)
+        has_nanoseconds = str(cell.type).startswith("timestamp[ns")  # Python has none
         try:
-            cells[name] = batch.column(name)[index].as_py()
+            cells[name] = (cell.cast("string") if has_nanoseconds else cell)[0].as_py()
         except conversion_errors as error:
             cells[name] = None
             faults.append((name, f"a cell cannot be read ({error}) and is left empty"))

@@ -35,10 +35,6 @@ def test_dialect_tab_can_be_spelled() -> None:
     assert Dialect(delimiter="\\t") == Dialect(delimiter="tab") == Dialect(delimiter="\t")
 
 
-def test_dialect_without_quotation_marks_is_stated_by_an_empty_string() -> None:
-    assert Dialect(quote="").quote == ""
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32", "windows-1252", "shift-jis", "gb18030"])
 def test_dialect_encoding_of_text_is_taken(encoding: str) -> None:
     assert Dialect(encoding=encoding).encoding == encoding

@@ -107,17 +107,18 @@ def test_row_of_parquet_cell_that_cannot_be_converted_is_a_fault_of_its_column(t
     from pyarrow import parquet
 
     text = pa.array([b"good", b"\xff", b"bad", b"late"]).view(pa.string())
-    time = pa.array([0, 0, 0, 10**12], pa.timestamp("s", tz="UTC"))
-    zone = pa.array([0, 1, 2, 3], pa.timestamp("s", tz="Mars/Base"))
-    parquet.write_table(pa.table({"text": text, "time": time, "zone": zone}), tmp_path / "a.parquet")
+    late = pa.array([0, 0, 0, 10**12], pa.timestamp("s"))
+    zone = pa.array([0, 1, 2, 3], pa.timestamp("ns", tz="Mars/Base"))
+    fine = pa.array([1, 2, 3, 4], pa.timestamp("ns"))
+    parquet.write_table(pa.table({"text": text, "late": late, "zone": zone, "fine": fine}), tmp_path / "a.parquet")
     with open_table(tmp_path / "a.parquet") as table:
         rows = list(table.rows_for(("text",)))
     assert [row.cells["text"] for row in rows] == ["good", None, "bad", "late"]
     assert [row.fault is None for row in rows] == [True, False, True, True]
     assert (rows[1].fault or "").startswith("in the column 'text', a cell cannot be read (")
-    assert (rows[3].cells["time"], rows[3].cells["zone"]) == (None, None)
+    assert [rows[3].cells[name] for name in ("late", "zone", "fine")] == [None, None, "1970-01-01 00:00:00.000000004"]
     places = [warning.split(", a cell")[0] for warning in table.warnings]
-    assert places == [f"{tmp_path}/a.parquet, row {n}: in the column {c!r}" for n, c in ((1, "zone"), (4, "time"))]
+    assert places == [f"{tmp_path}/a.parquet, row {n}: in the column {c!r}" for n, c in ((1, "zone"), (4, "late"))]
 
 
 def test_row_of_parquet_has_text_that_is_not_marked_as_such(tmp_path: Path) -> None:
@@ -726,11 +727,8 @@ def test_header_below_a_title_is_asked_for_and_stated(
     content = above + TABLE
     if delimiter == ";" and '"' not in above:
         content = content.replace(",", ";")
-    if delimiter == "," or "," in above:
-        with pytest.raises(
-            TableError, match=rf"a\.csv: the table seems to begin in line {line}, .* --first-line {line} "
-        ):
-            read(content + below)
+    with pytest.raises(TableError, match=rf"a\.csv: the table seems to begin in line {line}, .* --first-line {line} "):
+        read(content + below)
     rows, _ = read(content + below, dialect=Dialect(first_line=line))
     assert rows[0] == Row(line + 1, {"id": "1", "text": "good film", "label": "a"})
     assert [row.fault is None for row in rows] == [True] * 3 + [False] * bool(below)
