@@ -33,12 +33,11 @@ def serve() -> None:
     file_limits.raise_limit()
     try:
         settings = Settings.read(os.environ, parse_flags(sys.argv[1:]))
-    except SettingsError as error:
+        set_defaults(os.environ)
+        from app.server.main import serve as serve_http
+    except (SettingsError, ValueError) as error:  # OpenTelemetry reads OTEL_PROPAGATORS when it is imported
         log_fatal(str(error), asked_log_format(sys.argv[1:], os.environ))
         sys.exit(2 if isinstance(error, FlagError) else 1)
-    set_defaults(os.environ)
-    from app.server.main import serve as serve_http
-
     sys.exit(serve_http(settings, hangup))
 
 

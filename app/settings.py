@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -266,13 +266,17 @@ def _explain(error: Any, variables: Mapping[str, str]) -> str:
     return f"{variables[name]}={value}: {message}{hint}"
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(f"{message}; see bert-serve --help")
+
+
 def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
     """The flags of `bert-serve [flags]`, for `Settings.read`. Settings without a flag are None. Raises FlagError
     for unknown flags, and for flags without a value."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="bert-serve",
         allow_abbrev=False,
-        exit_on_error=False,
         description="Serve masked words, next sentences and sentiment over HTTP.",
         epilog="The signal SIGHUP reloads the checkpoints of a running service: kill -HUP PID (not under nohup).",
     )
@@ -286,15 +290,10 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
             metavar=f"{{{','.join(get_args(field.annotation))}}}" if is_choice else "X",
             help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown in ('', None) else shown}]",
         )
-    try:
-        flags, unknown = parser.parse_known_args(arguments)
-        if unknown:  # values are not shown: one may be a key, which may begin with a hyphen
-            flags_only = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-            raise argparse.ArgumentError(
-                None, f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}"
-            )
-    except argparse.ArgumentError as error:
-        raise FlagError(f"{error}; see bert-serve --help") from None
+    flags, unknown = parser.parse_known_args(arguments)
+    if unknown:  # values are not shown: one may be a key, which may begin with a hyphen
+        flags_only = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        parser.error(f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}")
     return vars(flags)
 
 

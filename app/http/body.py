@@ -73,11 +73,10 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
 
 
 def _not_an_object(given: Any, schema: type[BaseModel]) -> str:
+    is_json = isinstance(given, str) and given.lstrip().startswith(("{", "["))  # encoded twice
     kind = "an array" if isinstance(given, list) else "a string" if isinstance(given, str) else "another value"
-    if kind == "a string" and given.lstrip().startswith(("{", "[")):
-        kind = "JSON in a string, which was encoded twice"
     needed = ", ".join(f'"{name}": …' for name, field in schema.model_fields.items() if field.is_required())
-    return f"Input should be an object, {{{needed}}}; the body is {kind}"
+    return f"Input should be an object, {{{needed}}}; the body is {'JSON in a string' if is_json else kind}"
 
 
 def _check_values(body: bytes, max_inputs: int) -> None:

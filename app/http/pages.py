@@ -51,8 +51,7 @@ async def _page(request: Request, name: str, policy: str) -> Response:
 
 async def _file(request: Request, name: str, headers: dict[str, str]) -> Response:
     """A file, or 304 if the browser's copy is current."""
-    given = request.scope["headers"]
-    request.scope["headers"] = [header for header in given if header[0] != b"range"]  # no ranges: files are small
+    request.scope["headers"] = [one for one in request.scope["headers"] if one[0] != b"range"]  # files are small
     response = await _FILES.get_response(name, request.scope)
     response.headers.update(headers | {"X-Content-Type-Options": "nosniff"})
     return response

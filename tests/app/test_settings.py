@@ -46,19 +46,20 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "log_format", "message"),
+    ("arguments", "environ", "code", "message"),
     [
-        (["--port", "none"], "json", "BERT_PORT=none: "),
-        (["--prot=1"], "JSON", "unknown arguments: --prot; see bert-serve --help"),
-        (["--log-format", "json", "--port"], "", "argument --port: expected one argument"),
+        (["--port", "none"], {"BERT_LOG_FORMAT": "json"}, 1, "BERT_PORT=none: "),
+        ([], {"BERT_LOG_FORMAT": "json", "OTEL_PROPAGATORS": "b4"}, 1, "Propagator b4 not found"),
+        (["--prot=1"], {"BERT_LOG_FORMAT": "JSON"}, 2, "unknown arguments: --prot; see bert-serve --help"),
+        (["--log-format", "json", "--port"], {}, 2, "argument --port: expected one argument"),
     ],
 )
 def test_wrong_flag_or_setting_is_one_json_line_if_asked_for(
-    arguments: list[str], log_format: str, message: str
+    arguments: list[str], environ: dict[str, str], code: int, message: str
 ) -> None:
-    command, environ = [sys.executable, "-m", "app", *arguments], os.environ | {"BERT_LOG_FORMAT": log_format}
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert ended.returncode == (1 if arguments == ["--port", "none"] else 2)
+    command = [sys.executable, "-m", "app", *arguments]
+    ended = subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == code
     line = json.loads(ended.stderr)
     assert line["message"].startswith(message)
     assert line["severity"] == "CRITICAL"

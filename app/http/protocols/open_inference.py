@@ -263,8 +263,8 @@ def _route(task: Task) -> TaskRoute:
         parse_body=_parse,
     )
     example = {"id": "1", "inputs": [{**_tensor(name, 1), "data": ["A [MASK] day."]} for name in _TENSORS[task.inputs]]}
-    asked = {"requestBody": {"content": {"application/json": {"example": example}}}}
-    route.openapi_extra = (route.openapi_extra or {}) | asked
+    content = {"content": {"application/json": {"example": example}}}
+    route.openapi_extra = {**(route.openapi_extra or {}), "requestBody": content}
     return route
 
 

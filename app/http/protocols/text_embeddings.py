@@ -170,12 +170,11 @@ def rerank(body: RerankRequest) -> Call:
     """The texts by how well they match the query, best first. Needs a checkpoint with one label."""
 
     def write(result: TaskResult) -> list[Rank]:
-        ranks: list[Rank] = []
-        for index, ((found,), text) in enumerate(zip(predictions(result), body.texts, strict=True)):
-            score = found["score"] if body.raw_scores else (1 + math.tanh(found["score"] / 2)) / 2  # the sigmoid
-            ranks.append({"index": index, "score": score})
-            if body.return_text:
-                ranks[-1]["text"] = text
+        logits = [found["score"] for (found,) in predictions(result)]
+        scores = logits if body.raw_scores else [(1 + math.tanh(logit / 2)) / 2 for logit in logits]  # the sigmoid
+        ranks: list[Rank] = [{"index": index, "score": score} for index, score in enumerate(scores)]
+        for rank in ranks if body.return_text else ():
+            rank["text"] = body.texts[rank["index"]]
         return sorted(ranks, key=itemgetter("score"), reverse=True)
 
     return Call(
