@@ -23,7 +23,7 @@ from training.recipe import BUCKET_TOKENS
 
 BLOCK_TOKENS = BUCKET_TOKENS
 """L: a relation leaves out tokens of its sequence that are in another block. So nothing is padded, all batches of a run
-have one shape, and the cost of a token is constant. A fifth of the short examples are in one block."""
+have one shape, and the cost of a token is constant. Of examples with 105 tokens, 81% lie in two blocks."""
 
 MAX_HEADS = 12
 """Maximum number of relation heads. The paper has up to 64; each costs time and memory for 3 L numbers a token."""

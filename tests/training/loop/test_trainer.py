@@ -235,7 +235,7 @@ def test_trainer_prints_some_lines_of_its_log(tmp_path: Path, capsys: pytest.Cap
     printed = capsys.readouterr().out.splitlines()
     evaluations = [line.split("  ", 1)[1].split() for line in printed if line.startswith("evaluation")]
     assert [words[0] for words in evaluations] == ["25%,", "50%,", "75%,", "100%"]
-    assert evaluations[0][2:] == ["min", "left", "dev_loss", "0.25"]
+    assert evaluations[0][2:] == ["left", "dev_loss", "0.25"]
     words = [line.split() for line in printed if line.startswith("train")]
     assert [line[1].rstrip(",") for line in words] == [f"{share}%" for share in range(5, 101, 5)]
     assert [float(line[line.index("loss") + 1]) for line in words] == pytest.approx(logged[4::5], rel=1e-3)
