@@ -59,7 +59,8 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
         InvalidRequestError: the JSON does not fit the schema.
     """
     body = body.removeprefix(codecs.BOM_UTF8)  # RFC 8259 allows ignoring it
-    _check_values(body, max_inputs)
+    if len(body) > _UNCOUNTED_BYTES:
+        _check_values(body, max_inputs)
     try:
         given = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -80,10 +81,10 @@ def _not_an_object(given: Any, schema: type[BaseModel]) -> str:
 
 
 def _check_values(body: bytes, max_inputs: int) -> None:
-    """Raise TooLargeError if a large body has more JSON values than a request of `max_inputs` inputs. Values are
-    counted without parsing: each but the first of a list or object follows a comma."""
+    """Raise TooLargeError if a body has more JSON values than a request of `max_inputs` inputs. Values are counted
+    without parsing: each but the first of a list or object follows a comma."""
     most = _VALUES_PER_INPUT * max_inputs + _OTHER_VALUES
-    if len(body) <= _UNCOUNTED_BYTES or _separators(body) <= most:
+    if _separators(body) <= most:
         return
     if b"\\" in body:
         body = body.replace(rb"\\", b"").replace(rb"\"", b"")  # the quotes that remain begin and end strings

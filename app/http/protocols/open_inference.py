@@ -215,9 +215,7 @@ def _outputs(task: Task) -> list[str]:
 
 def _rows(task: Task, result: TaskResult) -> list[list[Any]]:
     """The predictions of each text."""
-    if task.head is Head.WORDS:
-        return [found["masks"][0]["predictions"] for found in result.results]
-    return [found["predictions"] for found in result.results]
+    return [(found["masks"][0] if task.head is Head.WORDS else found)["predictions"] for found in result.results]
 
 
 def _route(task: Task) -> TaskRoute:
