@@ -494,6 +494,7 @@ def test_trainer_gradients_stay_where_they_are(tmp_path: Path) -> None:
 
 
 RANK = """
+import os
 import sys
 from pathlib import Path
 from tests.training.loop.test_trainer import MICRO_BATCH, Regression, addresses, trainer
@@ -514,6 +515,7 @@ with distributed() as dist:
     weights = [[weight.tolist() for weight in made.loss.model.parameters()] for made in (made, timed)]
     first, second = dist.all_gather((timed.state.budget_tokens, timed.state.step, weights))
     assert first == second
+os._exit(0)  # as in `training.__main__`: the interpreter of a rank can abort at its exit
 """
 """Ten steps of two micro-batches on each of two ranks. Rank 1 has a gradient that is not finite in the fourth step.
 Then a run with a budget in minutes."""
