@@ -33,11 +33,13 @@ def serve() -> None:
     file_limits.raise_limit()
     try:
         settings = Settings.read(os.environ, parse_flags(sys.argv[1:]))
-        set_defaults(os.environ)
-        from app.server.main import serve as serve_http
-    except (SettingsError, ValueError) as error:  # OpenTelemetry reads OTEL_PROPAGATORS when it is imported
+        import opentelemetry.propagate  # noqa: F401 (reads OTEL_PROPAGATORS, and raises ValueError)
+    except (SettingsError, ValueError) as error:
         log_fatal(str(error), asked_log_format(sys.argv[1:], os.environ))
         sys.exit(2 if isinstance(error, FlagError) else 1)
+    set_defaults(os.environ)
+    from app.server.main import serve as serve_http
+
     sys.exit(serve_http(settings, hangup))
 
 

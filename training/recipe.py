@@ -284,8 +284,8 @@ class SoftLabelsConfig(_Strict):
     sources: tuple[SourceConfig, ...] = ()
     """Texts without labels that the teachers label too."""
     weight: Share = 0.5
-    """Weight of the teachers' probabilities beside the true label. Texts without a label have only these. With 0, there
-    are no teachers, as without this table."""
+    """Weight of the teachers' probabilities beside the true label, which texts without a label do not have. With 0, no
+    teachers are trained or used."""
 
 
 class FinetuneConfig(_Strict):

@@ -93,6 +93,8 @@ def _default(name: str, field: FieldInfo) -> str:
         default = default.relative_to(ROOT)
     if default in ((), None):
         return "none"
+    if isinstance(default, tuple):
+        default = ",".join(default)
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 

@@ -41,10 +41,10 @@ def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> t
     labels = _named(table, label) if label is not None else []
     texts = _named(table, text) if text is not None else []
     if not texts:
-        others = [column for column in table.columns if column not in labels and column.name != "folder"]
+        others = [column for column in table.columns if column not in labels and not column.is_folder]
         texts = [_only(table, others, "text", _TEXT_NAMES, lambda column: column.is_text)]
     if not labels:
-        others = [column for column in table.columns if column not in texts and column.name != "folder"]
+        others = [column for column in table.columns if column not in texts and not column.is_folder]
         labels = [_only(table, others, "label", _LABEL_NAMES, lambda column: column.is_label)]
     if both := [column for column in labels if column in texts]:
         raise _error(table, f"the column {both[0].name!r} cannot be text and label")

@@ -35,6 +35,8 @@ class Column:
     """Statistics of a column over the first rows."""
 
     name: str
+    is_folder: bool = False
+    """Whether it has the names of the folders of files, which are the label only if `--label folder` says so."""
     rows: int = 0
     """Rows with a value."""
     values: Counter[str] = field(default_factory=Counter)
@@ -120,7 +122,8 @@ def survey_table(source: SourceConfig, name: str) -> TableSurvey:
         for row in rest:
             begun.append(row)
             for column, cell in (of_path | row.cells).items():
-                (columns.get(column) or columns.setdefault(column, Column(column))).add(cell)
+                is_folder = column == "folder" and column not in row.cells
+                (columns.get(column) or columns.setdefault(column, Column(column, is_folder))).add(cell)
                 size += _CELL_BYTES + len(str(cell))
             if size >= KEPT_BYTES:
                 break

@@ -120,7 +120,8 @@ def check_reading(
     """
     config, own, path = checkpoint.config, checkpoint.tokenizer, checkpoint.path
     if tokenizer and own.to_json() != tokenizer.to_json():
-        raise RunError(f"{path} has another vocabulary, or other model_input_names, than the prepared text")
+        fault = "has another vocabulary, or other model_input_names, than the prepared text"
+        raise RunError(f"{path} {fault}: name a network with the vocabulary of the run")
     if longest > config.max_position_embeddings:
         limits = "lower max_length, or long_length in pretraining"
         raise RunError(f"{path} has {config.max_position_embeddings} positions, not {longest}: {limits}")

@@ -47,10 +47,10 @@ def check_unlabelled(numbered: Iterable[tuple[int, str]], name: str) -> Iterator
 
 def surveyed(lines: Iterable[str], name: str) -> Iterator[str]:
     """The lines. Logs a warning if one of them is a hundredth of those counted, because it may end a document."""
-    counts: Counter[str] = Counter()  # of the beginnings of lines
+    counts: Counter[str] = Counter()
     for line in lines:
-        if len(counts) < SURVEYED_LINES and (start := line.strip()[:100]):
-            counts[start] += 1
+        if len(counts) < SURVEYED_LINES and 0 < len(line) <= 100 and (text := line.strip()):
+            counts[text] += 1
         yield line
     for line, number in counts.most_common(1):
         if number >= max(10, 0.01 * counts.total()):

@@ -45,6 +45,13 @@ def test_columns_are_named_but_for_case_and_blanks_or_by_their_numbers(tmp_path:
     assert chosen(tmp_path, rows, "--text", "a, b", "--label", "Sentiment  ") == (("a, b",), "Sentiment ")
 
 
+def test_column_called_folder_may_be_the_label(tmp_path: Path) -> None:
+    rows = [{"body": row["body"], "folder": row["sentiment"]} for row in reviews()]
+    found = surveyed(write_csv(tmp_path / "mails.csv", rows))
+    assert found.train.label == "folder"
+    assert {*found.counts.values} == {row["sentiment"] for row in reviews()}
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem", "advice"),
     [
