@@ -58,6 +58,8 @@ def cell_text(value: Any) -> str | None:
     >>> [cell_text(cell) for cell in ("good", ["a", "good", "film"], ["One text.", "Two."], None, 5)]
     ['good', 'a good film', 'One text.\\nTwo.', '', None]
     """
+    if isinstance(value, str):  # as nearly all are
+        return "" if is_missing(value) else value
     try:
         values = cell_values(value, "")
     except TableError:

@@ -26,11 +26,8 @@ def read_object(line: str, encoding: str) -> tuple[dict[str, Any], str | None, t
     try:
         cells = json.loads(line.rstrip().removesuffix(","))
     except (ValueError, RecursionError) as error:
-        return (
-            {},
-            fault or f"the line is not JSON ({getattr(error, 'msg', error)}); write one object per line (jq -c .)",
-            (),
-        )
+        reason = f"the line is not JSON ({getattr(error, 'msg', error)}); write one object per line (jq -c .)"
+        return {}, fault or reason, ()
     if not isinstance(cells, dict):
         return {}, "the line is JSON, but not an object", ()
     spelled = {name: json.dumps({name: cell}, ensure_ascii=False) for name, cell in cells.items()} if fault else {}

@@ -66,12 +66,12 @@ def read_rows(table: Table, source: SourceConfig) -> Iterator[Row]:
     of_path, asked = path_columns(table.name), columns_of(source)
     own = [name for name in asked if name not in of_path or find_column(table.columns or (), name) is not None]
     names = {address: table.column(address) for address in own}
+    of_path = {name: value for name, value in of_path.items() if name in asked}
     for row in sound_rows(table, {*names.values()}):
         if table.columns is None:
             alike = {name: find_column([*row.cells], name) for name in own if not name.isdecimal()}
             names = {new: old for new, old in alike.items() if old is not None}
-        cells = row.cells | of_path | row.cells  # the row's own come first
-        yield table.place(row), cells | {new: row.cells[old] for new, old in names.items()}
+        yield table.place(row), {**of_path, **row.cells, **{new: row.cells[old] for new, old in names.items()}}
 
 
 def in_recipe(message: str) -> str:

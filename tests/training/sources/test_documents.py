@@ -488,7 +488,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
             '[{"text": "x"}]\n',
             r"a\.jsonl: is JSON, but not an object per line",
         ),
-        ("a.jsonl", '{"body": "x", "id": 1}\n', r"line 1: no column 'text'; there are body, id, folder; set text"),
+        ("a.jsonl", '{"body": "x", "id": 1}\n', r"line 1: no column 'text'; there are body, id; set text"),
         (
             "a.jsonl",
             '{"text": {"x": 1}}\n{"text": null}\n',
