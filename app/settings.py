@@ -144,9 +144,8 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         0,
         ge=0,
-        description="tokens of a request and of those ahead of it in the queue; a request beyond that gets 429, or "
-        "413 if it alone has more; 0 uses what is computed within the request timeout at the measured speed, from "
-        "262,144 to 8,000,000",
+        description="tokens of a request and of those ahead of it in the queue, beyond which it gets 429; 0 uses what is "
+        "computed within the request timeout, from 262,144 to 8,000,000",
     )
     max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs in one request")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes in one request body")
@@ -158,8 +157,7 @@ class Settings(BaseModel):
     max_upload_bytes: int = Field(
         32 * 1024 * 1024,
         ge=1,
-        description="bytes of all bodies over 64 KiB that are being received, one without Content-Length counted as "
-        "`BERT_MAX_BODY_BYTES`; a request beyond that gets 429",
+        description="bytes of all bodies over 64 KiB that are being received, beyond which a request gets 429",
     )
     request_timeout_ms: int = Field(
         30_000,

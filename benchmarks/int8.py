@@ -1,8 +1,8 @@
 """The loss of accuracy in int8: `python -m benchmarks.int8 --data <folder>`.
 
-The same networks are compared in float32 and in int8. The shipped ones run on labelled test data: accuracy,
-calibration, and the first word of fill-mask. For a random network of 12 layers of 768 with outlier channels, it is the
-error of its logits.
+The same networks are compared in float32 and in int8. The shipped ones run on labelled test data: accuracy
+and the first word of fill-mask. For a random network of 12 layers of 768 with outlier channels, it is the error of its
+logits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from torch import Tensor
 from benchmarks import checkpoints, results
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, Encoding, PackedBatch, load_checkpoint
 from model.inference.quantization import quantize_encoder, weight_limit
-from training.metrics.classification import expected_calibration_error, reliability
 
 Network = BertForSequenceClassification | BertForPreTraining
 
@@ -102,7 +101,7 @@ def _batches(encodings: Sequence[Encoding]) -> Iterator[list[int]]:
 
 
 def compare_classifier(directory: Path, data: Path) -> dict[str, list[float]]:
-    """Accuracy and calibration error on each source, in float32, and the differences in int8."""
+    """Accuracy on each source in float32, the difference in int8 and its standard error."""
     checkpoint = load_checkpoint(directory)
     config, exact = checkpoint.config, checkpoint.model.eval()
     int8 = quantized(exact)
@@ -113,14 +112,10 @@ def compare_classifier(directory: Path, data: Path) -> dict[str, list[float]]:
         encodings = [checkpoint.tokenizer.encode(*text, **options, spans=False) for text in texts]
         found = [logits(network, encodings, [0] * len(texts)) for network in (exact, int8)]
         right = torch.stack([out.argmax(1) == labels for out in found]).double()
-        errors = [
-            expected_calibration_error(reliability(out.softmax(1).amax(1), row > 0))
-            for out, row in zip(found, right, strict=True)
-        ]
         change = right[1] - right[0]
         deviation = change.std().item() / len(texts) ** 0.5
         accuracy = [right[0].mean().item(), change.mean().item(), deviation]
-        rows[source.name] = [len(texts), *accuracy, errors[0], errors[1] - errors[0]]
+        rows[source.name] = [len(texts), *accuracy]
         print(source.name, *rows[source.name], flush=True)
     return rows
 
@@ -167,7 +162,6 @@ def main() -> None:
     options = parser.parse_args()
     pretrained, sentiment = checkpoints.directories(options.checkpoints)
     columns = {"texts": ",.0f", "accuracy, float32": ".4f", "int8": "+.4f", "± standard error": ".4f"}
-    columns |= {"calibration error, float32": ".4f", "calibration error, int8": "+.4f"}
     rows = compare_classifier(sentiment, options.data)
     bits = "7-bit" if weight_limit(256, 256) < 127 else "8-bit"
     notes = f"With {bits} weights. {compare_masks(pretrained, options.data)} {compare_outliers()}"

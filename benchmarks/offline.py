@@ -352,7 +352,7 @@ def main() -> None:
     for (name, dtype, batch), own in speeds.items():
         faster = results.ratio(speeds["ours", dtype, 0], own)
         engine = ENGINES.get(name)
-        settings = engine.described(dtype, batch) if engine else "packed batches of 2,048 tokens"
+        settings = engine.described(dtype, batch) if engine else ""
         rows[f"{name}, {dtype}"] = [median(own), faster, *differences[name, dtype, batch], settings]
     columns = {"sentences/s": ",.0f", "ours ÷ this row": "", "other answers": ".1%", "largest difference": ".4f"}
     notes = f"{len(given)} sentences, {options.rounds} rounds, {options.processes} processes"

@@ -73,10 +73,10 @@ class SourceConfig(_Strict):
     model_config = ConfigDict(coerce_numbers_to_str=True)  # the number of a column
 
     name: str = ""
-    """Name in reports and folders; if absent, that of the file or data set."""
+    """Name in reports and folders; else that of the file or data set."""
     path: str | None = None
-    """File, directory or glob, relative to the recipe's `data`. In a directory, a README or LICENSE beside other texts
-    is not read, nor are JSON files of the library `datasets`."""
+    """File, directory or glob, relative to `data`. In a directory, a README or LICENSE beside other texts is not
+    read."""
     hub: str | None = None
     """Data set of the Hugging Face hub, `owner/name` or `owner/name:config`; with `path` too, only if no file is
     there."""
@@ -88,8 +88,8 @@ class SourceConfig(_Strict):
     .md, .markdown): without a label, a blank line ends a document. `document`: a file is a document. `fasttext`: one
     text per line, after its label (`__label__2 Great film`)."""
     boundary: re.Pattern[str] | None = None
-    """Regular expression of lines between documents without a label, such as `"<.endoftext.>"`, `"</?doc.*>"` or
-    `"= [^=].* ="`, which is a title of WikiText. Then no blank line and no row ends a document."""
+    """Regular expression of lines between documents without a label, such as `"<.endoftext.>"` or `"= [^=].* ="`, a
+    title of WikiText. Then no blank line and no row ends a document."""
     table: Dialect = Dialect()
     """How CSV and TSV files are written, if not detected: `first_line` (that of the header), `header` (true, false, or
     the columns' names), `delimiter`, `quote`, `escape`; `encoding` of any text that is not UTF-8."""
@@ -106,10 +106,10 @@ class SourceConfig(_Strict):
     """What separates labels in a cell, such as `";"`, for `multi_label_classification`. A list, as in JSON, Parquet
     or a cell `["a", "b"]`, needs none."""
     group: str | None = None
-    """Column such as film or author: texts with the same value are all trained on or all held out. Or `containing`, for
-    phrases as in SST-2: a text's group is the longest text of the source that contains it."""
+    """Column such as film or author: texts with the same value are all trained on or all held out. `containing` is for
+    phrases as in SST-2: a text's group is the longest text that contains it."""
     escaped_newlines: bool = False
-    """Read a backslash followed by `n` as a newline, as in the Yahoo, Amazon and Yelp data of Zhang et al. 2015."""
+    """Read a backslash followed by `n` as a newline, as in the data of Zhang et al. 2015."""
     treebank: Literal["kept", "joined", "both"] = "kept"
     """Penn Treebank tokens, such as SST-2's `it is n't`: `kept` as they are, `joined` as people write (`it isn't`), or
     `both` as two texts where the words differ."""
@@ -118,9 +118,9 @@ class SourceConfig(_Strict):
     limit: Positive | None = None
     """Documents to read at most."""
     by: str | None = None
-    """Column with the domain of a text: the report has the mean over domains and the worst one."""
+    """Column with the domain of a text: the report has mean and worst of the domains."""
     balance: Annotated[float, Field(ge=1)] | None = None
-    """Keep at most this many times the texts of the rarest label, per value of `by`. If absent, keep all."""
+    """Keep at most this many times the texts of the rarest label, per value of `by`."""
     note: str = ""
     """Licence and citation, for the model card."""
 
@@ -161,7 +161,7 @@ class CorpusConfig(_Strict):
     heldout: tuple[SourceConfig, ...] = ()
     """Documents to evaluate on, never trained on. If absent, `heldout_fraction` of each source."""
     heldout_fraction: Share = 0.01
-    """Share of documents to hold out, by a hash: every run holds out the same."""
+    """Share of documents to hold out, by a hash."""
 
 
 class ModelConfig(_Strict):
@@ -171,8 +171,7 @@ class ModelConfig(_Strict):
     """Published shape, layers × width: tiny 2×128, mini 4×256, small 4×512, medium 8×512, base 12×768, large
     24×1024."""
     hidden_size: Positive | None = None
-    """Width, instead of the preset's: a multiple of 64 (one head each), or less than 128. The feed-forward layer is
-    four times as wide."""
+    """Width, instead of the preset's: a multiple of 64 (one head each), or less than 128."""
     num_hidden_layers: Positive | None = None
     """Layers, instead of the preset's."""
 
@@ -205,14 +204,14 @@ class ExamplesConfig(_Strict):
     long_fraction: Share = 0.1
     """Share of the tokens in long examples, which train the positions beyond `short_length`."""
     mask_fraction: PositiveShare = 0.15
-    """Share of tokens to predict at the beginning of the run: 80% become `[MASK]`, 10% another token, 10% stay."""
+    """Share of tokens to predict, at the beginning of the run: 80% become `[MASK]`, 10% another token."""
     final_mask_fraction: PositiveShare | None = None
-    """Share of tokens to predict at the end of the run. If absent, it does not change."""
+    """Share of tokens to predict at the end of the run, if another."""
     single_fraction: Share = 0.0
-    """Share of examples of one segment, without a next-sentence label; documents of one sentence do not count."""
+    """Share of examples of one segment, without a next-sentence label."""
     random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
-    """Share of pairs whose second segment is from another document. Half of all pairs are true; the other false ones
-    are from the same document."""
+    """Share of pairs whose second segment is from another document. Half of all pairs are true, the others from the
+    same document."""
 
     @model_validator(mode="after")
     def _valid_lengths(self) -> ExamplesConfig:
@@ -243,18 +242,16 @@ class PretrainConfig(_Strict):
 
     start: Path | None = None
     """Checkpoint directory to start from. Its shape and vocabulary replace `[model]` and `[tokenizer]`. Use another
-    `seed` than its run had, because the same examples would come first again."""
+    `seed` than its run had: the same examples would come first again."""
     teacher: Path | None = None
-    """Checkpoint directory of a larger network with the same vocabulary, such as `runs/large/pretrained`. The network
-    learns the attention relations of its last layer, beside masked words and next sentences (MiniLMv2)."""
+    """Checkpoint directory of a larger network with the same vocabulary. The network also learns the attention
+    relations of its last layer (MiniLMv2)."""
     tokens: Positive | None = None
     """Budget in tokens. If absent, 5,000,000, or as many as fit into `minutes`."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes, evaluations included; the tokens that fit are fixed after 12 steps. With `tokens` too, the
-    smaller budget counts."""
+    """Budget in minutes, evaluations included. With `tokens` too, the smaller budget counts."""
     batch_tokens: Positive = 2048
-    """Tokens per optimizer step over all processes: a multiple of `micro_batch_tokens`, or less. Raise it for many
-    steps or a large network."""
+    """Tokens per optimizer step over all processes: a multiple of `micro_batch_tokens`, or less."""
     learning_rate: Annotated[float, Field(gt=0)] = 6e-4
     """Peak learning rate."""
     warmup_fraction: Share = 0.06
@@ -276,16 +273,14 @@ class SoftLabelsConfig(_Strict):
     fine-tuning learns from them."""
 
     teacher: Path | None = None
-    """Checkpoint directory of a classifier with the labels of `finetune.labels`, in any order, and the network's
-    vocabulary. If absent, `soft-labels` trains one for each of `folds`."""
+    """Checkpoint directory of a classifier with the same labels and vocabulary. If absent, `soft-labels` trains one for
+    each of `folds`."""
     folds: Annotated[Whole, Field(ge=2)] = 3
-    """Parts of the texts. Each is labelled by a teacher that has read only the others; texts without a label get the
-    mean of all."""
+    """Parts of the texts. Each is labelled by a teacher that has read only the others; texts without a label by all."""
     sources: tuple[SourceConfig, ...] = ()
     """Texts without labels that the teachers label too."""
     weight: Share = 0.5
-    """Weight of the teachers' probabilities beside the true label, which texts without a label do not have. With 0, no
-    teachers are trained or used."""
+    """Weight of the teachers' probabilities beside the true label. With 0, no teachers are trained or used."""
 
 
 class FinetuneConfig(_Strict):
@@ -294,8 +289,7 @@ class FinetuneConfig(_Strict):
     train: tuple[SourceConfig, ...] = ()
     """Labelled sources to train on."""
     test: tuple[SourceConfig, ...] = ()
-    """Labelled sources for the report, which `finetune` does not train on. With `pretrain.start`, `pretrain` does not
-    train on texts of test and dev either."""
+    """Labelled sources for the report, which `finetune` does not train on."""
     pretrained: Path | None = None
     """Checkpoint directory to start from: any BERT encoder, with heads or without, or a classifier, whose last layer
     is kept if it has the same labels. If absent, this run's network."""
@@ -303,26 +297,24 @@ class FinetuneConfig(_Strict):
     """What the label column holds: one label, any number of labels (also none), or a number."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Label of the model for each value of the label column; several values may have one, and `""` leaves a value out:
-    `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. Booleans are `true` and `false`; `1.0` matches the key `1`. A
-    regression has none."""
+    `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. `1.0` matches the key `1`."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, the recipe's `seed`."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each source's texts or groups to hold out for the report if there is no `test`."""
     dev_fraction: Share | None = None
-    """Share of each source's texts or groups that `finetune` does not train on, to choose the seed and the
-    temperature. If absent, 0.05, but 100 of a small source, and 0.2 of one with less than 500."""
+    """Share of each source's texts or groups that chooses the seed and the temperature. If absent, 0.05, but 100 of a
+    small source, and 0.2 of one with less than 500."""
     all_rows: bool = False
-    """Train once more with the settings of the best seed, on the texts of dev and `test_fraction`, too. The report is
-    on the first classifier, and the last one is exported."""
+    """Train once more with the settings of the best seed, on dev and `test_fraction`, too, and export that classifier.
+    The report is on the first one."""
     passes: Annotated[float, Field(gt=0)] | None = None
     """Passes over the texts. If absent, chosen by their tokens."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes for all seeds, the training of `all_rows` and the teachers of `[soft_labels]`, in equal parts.
-    There are fewer passes if not all fit."""
+    """Budget in minutes for all seeds, the training of `all_rows` and the teachers of `[soft_labels]`, in equal
+    parts."""
     max_length: Annotated[Whole, Field(ge=8)] = 256
-    """Tokens of a text or pair in training: the beginning and the end are kept. Dev and test texts have up to the
-    network's positions."""
+    """Tokens of a text or pair in training: the beginning and the end are kept."""
     batch_tokens: Positive | None = None
     """Tokens per optimizer step, as in `pretrain.batch_tokens`. If absent, chosen by the texts' tokens."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
@@ -335,7 +327,7 @@ class FinetuneConfig(_Strict):
     probabilities only. If absent, 0.5 for up to 20,000 texts; 0 for more, for numbers, or if `pretrained` is a
     classifier of the same labels. Not used with `[soft_labels]`."""
     augment_fraction: Share = 0.1
-    """Share of texts changed to look like what users write: typographic marks, contractions, capitals."""
+    """Share of texts changed to what users write: typographic marks, contractions, capitals."""
 
     @property
     def label_names(self) -> list[str]:
@@ -390,9 +382,9 @@ class ExportConfig(_Strict):
     """Where the served directories are written."""
 
     folder: Path | None = None
-    """Folder for `pretrained/` and `classifier/`. If absent, `export` in the run's folder."""
+    """Folder for `pretrained/` and `classifier/`, instead of `export` in the run's folder."""
     classifier: Path | None = None
-    """Directory for the classifier. If absent, `classifier` in `export.folder`."""
+    """Directory for the classifier, instead of `classifier` in `export.folder`."""
 
 
 class Recipe(_Strict):
@@ -413,17 +405,17 @@ class Recipe(_Strict):
     data: Path = Path()
     """Folder that relative source paths start from."""
     run: Path = Path("runs")
-    """Folder of all runs. Each writes into the sub-folder with its name."""
+    """Folder of all runs."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."""
     micro_batch_tokens: Positive = 2048
-    """Tokens per forward pass of a process, a multiple of 128. Lower it if memory runs out, raise it on a GPU."""
+    """Tokens per forward pass, a multiple of 128. Lower it if memory runs out, raise it on a GPU."""
     cuda_graphs: bool = False
     """Launch the kernels of a pass together, for small networks on a GPU. Not tried on a GPU yet."""
     half_residual: bool = False
     """Keep hidden states between layers in 16 bits. Not tried on a GPU yet."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
-    """Minutes between checkpoints, and so of training that a kill loses at most."""
+    """Minutes between checkpoints."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()

@@ -72,11 +72,11 @@ class Metrics:
         self._batch_tokens = histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS)
         self.refused = counter(
             "bert_requests_refused",
-            "Requests refused with 429: the queue was full or too long, or bodies took too many bytes.",
+            "Requests refused with 429.",
         ).inc
         self.expired = counter(
             "bert_requests_expired",
-            "Requests answered with 504: their deadline passed, or could not be met at the measured speed.",
+            "Requests answered with 504.",
         ).inc
         self.cancelled = counter(
             "bert_requests_cancelled", "Requests whose caller closed the connection before they were computed."
@@ -94,13 +94,12 @@ class Metrics:
         self.read_queue_tokens = gauge("bert_queue_tokens", "Tokens that wait for a batch.").set_function
         self.read_tokens_per_second = gauge(
             "bert_tokens_per_second",
-            "Tokens per second that the service computes at full load, as measured; 0 while it is loading.",
+            "Measured tokens per second at full load; 0 while loading.",
         ).set_function
         self.connections = gauge("bert_connections", "Open connections.").set
         self.read_event_loop_lag = gauge(
             "bert_event_loop_lag_seconds",
-            "Mean time of the last seconds that the HTTP process was late, because it had other things to do: where it "
-            "is the limit, this grows instead of the queue.",
+            "Mean lag of the HTTP process in the last seconds: if it is the limit, this grows instead of the queue.",
         ).set_function
         registry.register(self.inference_time)
         gauge("bert_start_time_seconds", "When the service started, in seconds since 1970.").set_to_current_time()

@@ -184,11 +184,11 @@ def assert_program_answers() -> None:
 
 
 def missing_files(runs: Path) -> list[str]:
-    """Files and folders of the page's table that no run has made; a finished one has nothing that is being made."""
-    rows = re.findall(r"^\| (`.+?) \|", TEXT.partition("## Files of a run")[2].partition("\n## ")[0], re.MULTILINE)
-    names = [re.sub(r"<\w+>", "*", name) for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    """Files and folders of the page that no run has made; a finished one has nothing that is being made."""
+    section = TEXT.partition("## Files of a run")[2]
+    names = [re.sub(r"<\w+>", "*", name) for name in re.findall(r"`([^`]+)`", section) if name != "runs/mine/"]
     assert names
-    return [name for name in names if name != f"{RUNNING}/" and not list(runs.glob(f"*/{name}"))]
+    return [name for name in names if name != f"{RUNNING}/" and not list(runs.glob(f"*/**/{name}"))]
 
 
 def environment(workplace: Path, **more: str) -> dict[str, str]:
