@@ -144,8 +144,8 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         0,
         ge=0,
-        description="tokens of a request and of those ahead of it in the queue, beyond which it gets 429; 0 uses what is "
-        "computed within the request timeout, from 262,144 to 8,000,000",
+        description="tokens of a request and of those ahead of it in the queue, beyond which it gets 429; 0 uses what "
+        "is computed within the request timeout, from 262,144 to 8,000,000",
     )
     max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs in one request")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes in one request body")
