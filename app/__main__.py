@@ -26,10 +26,11 @@ def serve() -> None:
         signal.signal(signal.SIGHUP, hangup.note_signal)  # reloads once the server runs; until then nothing is loaded
     from app.errors import FlagError, SettingsError
     from app.inference.environment import set_defaults
-    from app.observability.log_config import log_fatal
+    from app.observability.log_config import log_fatal, open_stderr
     from app.server import file_limits
     from app.settings import Settings, asked_log_format, parse_flags
 
+    sys.stderr = open_stderr()
     file_limits.raise_limit()
     try:
         settings = Settings.read(os.environ, parse_flags(sys.argv[1:]))

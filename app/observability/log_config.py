@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 
@@ -50,18 +50,26 @@ class TextFormatter(UTCFormatter):
         return f"{message} [{request_id}]" if request_id else message
 
 
-def log_fatal(message: str, log_format: str) -> None:
-    """Write one line to standard error that says why the process ends. Works without a logging configuration.
+class _LossyFile(io.FileIO):
+    """A file that loses what cannot be written."""
 
-    If it cannot be written, standard error is closed: Python 3.13 would try again at its exit, and exit with 120.
-    """
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def open_stderr() -> io.TextIOWrapper:
+    """Standard error, which raises nothing on a full disk or after its reader has ended: only lines are lost."""
+    file = io.BufferedWriter(_LossyFile(2, "w", closefd=False))
+    return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
+
+
+def log_fatal(message: str, log_format: str) -> None:
+    """Write one line to standard error that says why the process ends. Works without a logging configuration."""
     record = logging.LogRecord("app", logging.CRITICAL, __file__, 0, message, None, None)
-    line = JSONFormatter().format(record) if log_format == "json" else f"bert-serve: {message}"
-    try:
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
-    except (OSError, ValueError):  # a full disk, a closed stream
-        with suppress(OSError, ValueError):
-            sys.stderr.close()
+    print(JSONFormatter().format(record) if log_format == "json" else f"bert-serve: {message}", file=sys.stderr)  # noqa: T201
 
 
 def log_config(log_format: str, level: str) -> dict[str, Any]:
