@@ -64,7 +64,6 @@ class DoublingBackend:
     entered: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     """Released each time a batch has arrived, before it waits at the gate."""
     fault: Callable[[list[int]], BaseException | None] = lambda _: None
-    load_error: Exception | None = None
     ended_processes: int = 0
     is_closed: bool = False
     computing_since: float | None = None
@@ -74,8 +73,6 @@ class DoublingBackend:
         return (self.info.processes - self.ended_processes) * self.info.in_flight
 
     async def load(self, on_death: Callable[[BackendDiedError], None], on_start: Callable[[], None]) -> None:
-        if self.load_error is not None:
-            raise self.load_error
         self.on_death, self.on_start = on_death, on_start
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
@@ -134,33 +131,29 @@ async def running(
         await engine.aclose(PATIENCE)
 
 
-def soon() -> Deadline:
-    return Deadline.after(PATIENCE)
-
-
 def numbers(*items: int, tokens: int = 10) -> Query:
     encodings = [Encoding(array("i", [item] * tokens), tokens, [], truncated=False) for item in items]
     return Query(encodings)
 
 
-async def ask(
-    engine: Engine,
-    *items: int,
-    encoder: str = "a",
-    tokens: int = 10,
-    seconds: float = PATIENCE,
-    own: bool = False,
-) -> list[Any]:
+async def ask(engine: Engine, *items: int, tokens: int = 10, seconds: float = PATIENCE) -> list[Any]:
     async with asyncio.timeout(PATIENCE):  # a test that fails ends
-        return await engine.compute(numbers(*items, tokens=tokens), encoder, Deadline.after(seconds, from_client=own))
+        return await engine.compute(numbers(*items, tokens=tokens), "a", Deadline.after(seconds))
 
 
-async def start(
-    engine: Engine, *items: int, encoder: str = "a", tokens: int = 10, seconds: float = PATIENCE
-) -> asyncio.Task[list[Any]]:
+async def start(engine: Engine, *items: int, seconds: float = PATIENCE) -> asyncio.Task[list[Any]]:
     """Let a request enter the queue."""
-    task = asyncio.create_task(ask(engine, *items, encoder=encoder, tokens=tokens, seconds=seconds))
+    task = asyncio.create_task(ask(engine, *items, seconds=seconds))
     await asyncio.sleep(0)
+    return task
+
+
+async def held(engine: Engine, *items: int) -> asyncio.Task[list[Any]]:
+    """Let a request enter a batch that ends when its backend's gate opens."""
+    backend: Any = engine.backend
+    backend.gate.clear()
+    task = await start(engine, *items)
+    await backend.has_entered()
     return task
 
 
@@ -181,10 +174,8 @@ async def test_engine_requests_that_arrive_together_share_the_first_batch(backen
 
 
 async def test_engine_requests_that_arrive_during_a_batch_share_the_next(backend: DoublingBackend) -> None:
-    backend.gate.clear()
     async with running(backend) as engine:
-        tasks = [await start(engine, 0)]
-        await backend.has_entered()
+        tasks = [await held(engine, 0)]
         tasks += [await start(engine, i) for i in (1, 2, 3)]
         backend.gate.set()
         assert await asyncio.gather(*tasks) == [[0], [2], [4], [6]]
@@ -247,10 +238,8 @@ async def test_engine_model_with_a_head_is_that_of_the_first_encoder_that_has_it
 
 async def test_engine_only_the_failing_input_of_a_batch_gets_the_error(backend: DoublingBackend) -> None:
     backend.fault = lambda items: ValueError("13") if 13 in items else None
-    backend.gate.clear()
     async with running(backend) as engine:
-        tasks = [await start(engine, 0)]
-        await backend.has_entered()
+        tasks = [await held(engine, 0)]
         tasks += [await start(engine, i) for i in (11, 12, 13, 14, 15)]
         backend.gate.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -334,7 +323,7 @@ async def test_engine_failed_request_is_in_no_reference_cycle(
     async def fail() -> weakref.ref[Query]:
         query = Referable(numbers(1).encodings)
         try:
-            await engine.compute(query, "a", soon())
+            await engine.compute(query, "a", Deadline.after(PATIENCE))
         except InferenceError:
             return weakref.ref(query)
         raise AssertionError
@@ -354,10 +343,8 @@ async def test_engine_failed_request_is_in_no_reference_cycle(
 
 
 async def test_engine_cancelled_request_is_never_computed(backend: DoublingBackend) -> None:
-    backend.gate.clear()
     async with running(backend) as engine:
-        first = await start(engine, 0)
-        await backend.has_entered()
+        first = await held(engine, 0)
         second, third = await start(engine, 1), await start(engine, 2)
         second.cancel()
         await asyncio.wait([second])
@@ -370,10 +357,8 @@ async def test_engine_cancelled_request_is_never_computed(backend: DoublingBacke
 
 async def test_engine_halves_no_batch_whose_requests_have_ended(backend: DoublingBackend) -> None:
     backend.fault = lambda _: OutOfMemoryError()
-    backend.gate.clear()
     async with running(backend) as engine:
-        asked = await start(engine, *range(8))
-        await backend.has_entered()
+        asked = await held(engine, *range(8))
         asked.cancel()
         await asyncio.wait([asked])
         backend.gate.set()
@@ -383,10 +368,8 @@ async def test_engine_halves_no_batch_whose_requests_have_ended(backend: Doublin
 
 async def test_engine_expired_input_is_never_computed(backend: DoublingBackend, clock: Any) -> None:
     """Also in the moment before the request's own timeout withdraws it."""
-    backend.gate.clear()
     async with running(backend) as engine:
-        first = await start(engine, 0)
-        await backend.has_entered()
+        first = await held(engine, 0)
         second = await start(engine, 1, seconds=5)
         clock.now += 6
         backend.gate.set()
@@ -417,10 +400,8 @@ async def test_engine_computes_nothing_of_requests_that_ended_while_no_process_r
 
 async def test_engine_starts_no_batch_in_place_of_a_process_that_has_ended(backend: DoublingBackend) -> None:
     backend.info.processes = 2
-    backend.gate.clear()
     async with running(backend) as engine:
-        tasks = [await start(engine, 1)]
-        await backend.has_entered()
+        tasks = [await held(engine, 1)]
         backend.ended_processes = 1
         tasks.append(await start(engine, 2))
         await asyncio.sleep(0)
@@ -436,10 +417,8 @@ async def test_engine_starts_no_batch_in_place_of_a_process_that_has_ended(backe
 
 
 async def test_engine_refused_request_is_not_ahead_of_others(backend: DoublingBackend, clock: Any) -> None:
-    backend.gate.clear()
     async with running(backend, queue=50) as engine:
-        first = await start(engine, 0)
-        await backend.has_entered()
+        first = await held(engine, 0)
         for _ in range(3):
             with pytest.raises(TooLargeError):
                 await ask(engine, 1, tokens=51)
@@ -480,9 +459,7 @@ async def test_engine_records_how_many_batches_ran_together(
     backend.info.processes = 2
     async with running(backend) as engine:
         monkeypatch.setattr(engine.throughput, "record_batch", lambda *given: recorded.append(given[2]))
-        backend.gate.clear()
-        asked = [await start(engine, 1)]
-        await backend.has_entered()
+        asked = [await held(engine, 1)]
         asked.append(await start(engine, 2))
         await backend.has_entered()
         backend.gate.set()
@@ -518,10 +495,8 @@ async def test_engine_tells_how_much_waits(backend: DoublingBackend) -> None:
 async def test_engine_dead_backend_fails_its_requests(backend: DoublingBackend) -> None:
     death = BackendDiedError()
     told: list[tuple[Engine, BaseException]] = []
-    backend.gate.clear()
     async with running(backend, batch=10, on_failure=lambda *given: told.append(given)) as engine:
-        tasks = [await start(engine, 0)]
-        await backend.has_entered()
+        tasks = [await held(engine, 0)]
         tasks += [await start(engine, i, i) for i in (1, 2)]
         backend.fault = lambda _: death
         backend.gate.set()
@@ -547,10 +522,8 @@ async def test_engine_backend_that_dies_while_it_is_idle_is_told_once(backend: D
 
 
 async def test_engine_dead_process_fails_its_batch_and_what_waits_goes_on(backend: DoublingBackend) -> None:
-    backend.gate.clear()
     async with running(backend, batch=20) as engine:
-        tasks = [await start(engine, 0, 1)]
-        await backend.has_entered()
+        tasks = [await held(engine, 0, 1)]
         tasks.append(await start(engine, 2))
         backend.fault = lambda items: ProcessDiedError() if 0 in items else None
         backend.gate.set()
@@ -564,12 +537,10 @@ async def test_engine_dead_process_fails_its_batch_and_what_waits_goes_on(backen
 
 async def test_engine_failure_is_told_before_its_requests_fail(backend: DoublingBackend) -> None:
     order: list[str] = []
-    backend.gate.clear()
     backend.fault = lambda _: BackendDiedError()
     async with running(backend, on_failure=lambda *_: order.append("health")) as engine:
-        asked = await start(engine, 1)
+        asked = await held(engine, 1)
         asked.add_done_callback(lambda _: order.append("request"))
-        await backend.has_entered()
         backend.gate.set()
         await asyncio.wait([asked])
     assert order == ["health", "request"]
@@ -614,10 +585,8 @@ async def test_engine_error_of_its_own_fails_the_requests_instead_of_leaving_the
 
 
 async def test_engine_closing_answers_what_runs_and_fails_what_waits(backend: DoublingBackend) -> None:
-    backend.gate.clear()
     async with running(backend, batch=10) as engine:
-        tasks = [await start(engine, 0)]
-        await backend.has_entered()
+        tasks = [await held(engine, 0)]
         tasks.append(await start(engine, 1))
         closing = asyncio.create_task(engine.aclose(PATIENCE))
         await asyncio.sleep(0)
@@ -635,10 +604,8 @@ async def test_engine_closing_answers_what_runs_and_fails_what_waits(backend: Do
 
 async def test_engine_closing_without_patience_ends_what_runs(backend: DoublingBackend) -> None:
     told: list[object] = []
-    backend.gate.clear()
     async with running(backend, on_failure=lambda *given: told.append(given)) as engine:
-        asked = await start(engine, 0)
-        await backend.has_entered()
+        asked = await held(engine, 0)
         await engine.aclose()
         assert (engine.is_closed, backend.is_closed) == (True, True)
         (error,) = await asyncio.gather(asked, return_exceptions=True)
@@ -653,9 +620,7 @@ async def test_engine_closing_without_patience_ends_what_runs(backend: DoublingB
 async def test_engine_replaced_answers_its_own_requests_in_its_own_slots() -> None:
     old, new = DoublingBackend(), DoublingBackend()
     async with running(old, batch=10) as replaced, running(new) as engine:
-        old.gate.clear()
-        first = await start(replaced, 1)
-        await old.has_entered()
+        first = await held(replaced, 1)
         left, last = await start(replaced, 2), await start(replaced, 3)
         replaced.replace()
         assert await ask(engine, 4) == [8]  # while all slots of the other are taken
@@ -693,10 +658,8 @@ async def test_engine_replaced_whose_backend_dies_gives_its_requests_503_reloadi
     backend: DoublingBackend, told_first: bool
 ) -> None:
     told: list[object] = []
-    backend.gate.clear()
     async with running(backend, batch=10, on_failure=lambda *given: told.append(given)) as engine:
-        computed = await start(engine, 1)
-        await backend.has_entered()
+        computed = await held(engine, 1)
         waiting = await start(engine, 2)
         engine.replace()
         death = BackendDiedError("killed")

@@ -74,6 +74,15 @@ async def start(lifecycle: Lifecycle, text: str = "a") -> asyncio.Task[str]:
     return task
 
 
+async def held(lifecycle: Lifecycle) -> asyncio.Task[str]:
+    """Let a request enter a batch that ends when its backend's gate opens."""
+    backend: Any = lifecycle.engine.backend
+    backend.gate.clear()
+    task = await start(lifecycle)
+    await backend.has_entered()
+    return task
+
+
 def hang(lifecycle: Lifecycle, clock: Any) -> None:
     """Let the running batch take so long that it counts as hung."""
     for _ in range(100):
@@ -127,6 +136,7 @@ async def test_lifecycle_failed_load_breaks_the_service(backend: Any) -> None:
             await lifecycle.wait_until_ready()
         with pytest.raises(UnavailableError, match="broken"):
             lifecycle.check_open()
+    assert lifecycle.status == "broken", "also once it is closed"
 
 
 async def test_lifecycle_closing_while_loading_ends_the_load(backend: Any) -> None:
@@ -150,27 +160,6 @@ async def test_lifecycle_status_is_loading_while_no_process_runs(backend: Any) -
         await waiting
 
 
-# Breaking -------------------------------------------------------------------------------------------------------
-
-
-async def test_lifecycle_backend_that_dies_during_a_batch_breaks_the_service(
-    backend: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(backend) as lifecycle:
-        backend.fault = lambda _: BackendDiedError("killed")
-        with pytest.raises(UnavailableError, match="broken"):
-            await ask(lifecycle)
-        assert lifecycle.status == "broken"
-    assert caplog.messages == ["no further batch can succeed: killed"]
-
-
-async def test_lifecycle_closed_while_broken_says_so(backend: Any) -> None:
-    backend.load_error = ValueError("no weights")
-    async with running(backend) as lifecycle:
-        pass
-    assert lifecycle.status == "broken"
-
-
 # Hanging --------------------------------------------------------------------------------------------------------
 
 
@@ -180,9 +169,7 @@ async def test_lifecycle_kills_the_process_of_a_batch_that_hangs_and_goes_on(
     monkeypatch.setattr("app.batching.lifecycle.WATCH_SECONDS", 0.005)
     caplog.set_level(logging.INFO)
     async with running(backend) as lifecycle:
-        backend.gate.clear()
-        hanging = await start(lifecycle)
-        await backend.has_entered()
+        hanging = await held(lifecycle)
         waiting = await start(lifecycle, "b")
         hang(lifecycle, clock)
         await until(lambda: "batch timed out; killing its inference process" in caplog.messages)
@@ -205,9 +192,7 @@ async def test_lifecycle_is_broken_if_a_hung_process_cannot_be_killed(
     killed: list[float] = []
     monkeypatch.setattr(type(backend), "kill_hung", lambda _, seconds: killed.append(seconds))
     async with running(backend) as lifecycle:
-        backend.gate.clear()
-        asked = await start(lifecycle)
-        await backend.has_entered()
+        asked = await held(lifecycle)
         hang(lifecycle, clock)
         await until(lambda: killed)
         assert lifecycle.status == "stalled"
@@ -225,9 +210,7 @@ async def test_lifecycle_batch_stalls_after_the_request_timeout_and_five_seconds
 ) -> None:
     monkeypatch.setattr("app.batching.lifecycle.WATCH_SECONDS", HOUR)
     async with running(backend, request_timeout_ms=milliseconds) as lifecycle:
-        backend.gate.clear()
-        asked = await start(lifecycle)
-        await backend.has_entered()
+        asked = await held(lifecycle)
         lifecycle.track_stall()
         pass_time(lifecycle, clock, seconds)
         assert lifecycle.status == "ready"
@@ -243,9 +226,7 @@ async def test_lifecycle_time_in_which_this_process_was_suspended_does_not_count
 ) -> None:
     monkeypatch.setattr("app.batching.lifecycle.WATCH_SECONDS", HOUR)
     async with running(backend) as lifecycle:
-        backend.gate.clear()
-        asked = await start(lifecycle)
-        await backend.has_entered()
+        asked = await held(lifecycle)
         for _ in range(10):
             clock.now += HOUR
             lifecycle.track_stall()
@@ -266,10 +247,8 @@ async def test_lifecycle_requests_that_wait_during_a_reload_stay_with_the_model_
     fresh = another(backend)
     fresh.models["sentiment"] = replace(backend.models["sentiment"], name="fresh-sentiment")
     async with running(backend, fresh) as lifecycle:
-        backend.gate.clear()
         fresh.gate.clear()
-        first = await start(lifecycle, "a")
-        await backend.has_entered()
+        first = await held(lifecycle)
         second = await start(lifecycle, "a film")
         assert await lifecycle.reload()
         third = await start(lifecycle, "a good film")
@@ -284,9 +263,7 @@ async def test_lifecycle_requests_that_wait_during_a_reload_stay_with_the_model_
 
 async def test_lifecycle_batches_of_a_replaced_backend_say_nothing_of_the_new_ones_speed(backend: Any) -> None:
     async with running(backend, another(backend)) as lifecycle:
-        backend.gate.clear()
-        old = await start(lifecycle)
-        await backend.has_entered()
+        old = await held(lifecycle)
         assert await lifecycle.reload()
         throughput = lifecycle.engine.throughput
         throughput.set(1e-6, 1, 100)
@@ -300,9 +277,7 @@ async def test_lifecycle_batches_of_a_replaced_backend_say_nothing_of_the_new_on
 async def test_lifecycle_replaced_engine_is_freed_without_a_garbage_collection(backend: Any) -> None:
     """A reload freezes all objects, so a later full collection does not see it."""
     async with running(backend, another(backend)) as lifecycle:
-        backend.gate.clear()
-        asked, replaced = await start(lifecycle), weakref.ref(lifecycle.engine)
-        await backend.has_entered()
+        asked, replaced = await held(lifecycle), weakref.ref(lifecycle.engine)
         gc.disable()
         try:
             assert await lifecycle.reload()
@@ -319,9 +294,7 @@ async def test_lifecycle_replaced_backend_that_dies_fails_only_its_own_requests_
     backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(backend, another(backend)) as lifecycle:
-        backend.gate.clear()
-        stranded = await start(lifecycle)
-        await backend.has_entered()
+        stranded = await held(lifecycle)
         assert await lifecycle.reload()
         backend.on_death(BackendDiedError("killed"))
         with pytest.raises(UnavailableError, match="reloading") as raised:
@@ -336,9 +309,7 @@ async def test_lifecycle_replaced_backend_that_hangs_is_killed_when_its_requests
     backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(backend, another(backend)) as lifecycle:
-        backend.gate.clear()
-        hanging, replaced = await start(lifecycle), lifecycle.engine
-        await backend.has_entered()
+        hanging, replaced = await held(lifecycle), lifecycle.engine
         assert await lifecycle.reload()
         hanging.cancel()  # its deadline has passed
         await until(lambda: backend.closed)
@@ -354,9 +325,7 @@ async def test_lifecycle_reload_frees_a_service_whose_backend_hangs(
     monkeypatch.setattr("app.batching.lifecycle.WATCH_SECONDS", HOUR)  # nothing else kills it before the reload
     caplog.set_level(logging.INFO)
     async with running(backend, another(backend)) as lifecycle:
-        backend.gate.clear()
-        hanging = await start(lifecycle)
-        await backend.has_entered()
+        hanging = await held(lifecycle)
         hang(lifecycle, clock)
         assert await lifecycle.reload()
         assert lifecycle.status == "ready"
@@ -376,9 +345,7 @@ async def test_lifecycle_kills_no_hung_process_during_a_reload(
     monkeypatch.setattr("app.batching.lifecycle.WATCH_SECONDS", HOUR)
     fresh = another(backend, may_load=threading.Event())
     async with running(backend, fresh) as lifecycle:
-        backend.gate.clear()
-        hanging = await start(lifecycle)
-        await backend.has_entered()
+        hanging = await held(lifecycle)
         hang(lifecycle, clock)
         reloading = asyncio.create_task(lifecycle.reload())
         await until(lambda: hasattr(fresh, "on_death"))  # it loads
