@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -87,6 +88,14 @@ class Service:
         async with asyncio.timeout(PATIENCE):
             while self.lifecycle.unanswered_requests != requests:  # noqa: ASYNC110 (an event only for tests)
                 await asyncio.sleep(0.002)
+
+    async def held(self, inputs: Any = "good") -> asyncio.Task[httpx.Response]:
+        """A request to /sentiment in a batch that ends when the fake backend's gate opens."""
+        backend: Any = self.lifecycle.engine.backend
+        backend.gate.clear()
+        asked = asyncio.create_task(self.client.post("/sentiment", json={"inputs": inputs}))
+        await backend.has_entered()
+        return asked
 
     async def metric(self, name: str) -> float:
         """The value of one line of /metrics."""

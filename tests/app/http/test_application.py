@@ -73,7 +73,7 @@ MUTATIONS: list[bytes] = [
     b'{"inputs":"\\udc00 [MASK]"}',
     b'{"inputs":' + b"[" * 10_000,
     b'{"inputs":[[[]]]}',
-    b'{"inputs":1e999}',
+    b'{"inputs":"[MASK]","parameters":{"top_k":1e999}}',
     b'{"inputs":"[MASK]","parameters":{"top_k":' + b"9" * 400 + b"}}",
     b'{"inputs":"\\u0000"}',
     b'{"inputs":" "}',

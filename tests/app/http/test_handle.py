@@ -1,4 +1,4 @@
-"""Task routes through the whole app: bodies, deadlines, disconnects."""
+"""Task routes through the whole app: bodies, deadlines. tests/app/server has callers who hang up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from app.errors import CallerGoneError
-from app.http.handle import cancel_on_disconnect
 from model import Tokenizer
 
 GOOD = {"inputs": "good"}
@@ -90,7 +88,7 @@ async def test_nesting_of_any_depth_is_400(serve: Any) -> None:
     async with serve() as service:
         for depth in range(900, 1000):
             body = b'{"inputs": %s}' % (b"[" * depth + b"]" * depth)
-            answer = await service.client.post("/sentiment", content=body, headers={"Content-Type": "application/json"})
+            answer = await service.client.post("/sentiment", content=body, headers=JSON)
             assert (answer.status_code, answer.json()["code"]) == (400, "not_json"), depth
 
 
@@ -98,9 +96,7 @@ async def test_nesting_of_any_depth_is_400(serve: Any) -> None:
 async def test_request_that_expires_in_the_queue_is_not_computed(serve: Any, backend: Any, own: bool) -> None:
     settings, headers = ({}, {"X-Request-Timeout-Ms": "30"}) if own else ({"request_timeout_ms": 1000}, {})
     async with serve(**settings) as service:
-        backend.gate.clear()
-        first = asyncio.create_task(service.client.post("/sentiment", json=GOOD))
-        await backend.has_entered()
+        first = await service.held()
         late = await service.client.post("/sentiment", json={"inputs": "too late"}, headers=headers)
         assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
         assert service.lifecycle.engine.queued_tokens == 0
@@ -113,9 +109,7 @@ async def test_request_that_expires_in_the_queue_is_not_computed(serve: Any, bac
 async def test_deadline_that_cannot_be_met_is_refused_at_once(serve: Any, backend: Any) -> None:
     hurried = {"X-Request-Timeout-Ms": "20000"}
     async with serve() as service:
-        backend.gate.clear()
-        first = asyncio.create_task(service.client.post("/sentiment", json={"inputs": ["good"] * 50}))
-        await backend.has_entered()
+        first = await service.held(["good"] * 50)
         service.lifecycle.engine.throughput.tokens_per_second = 0.001
         hurried_one = await service.client.post("/sentiment", json=GOOD, headers=hurried)
         patient_one = await service.client.post("/sentiment", json=GOOD)
@@ -127,102 +121,6 @@ async def test_deadline_that_cannot_be_met_is_refused_at_once(serve: Any, backen
     assert (patient_one.status_code, patient_one.json()["code"]) == (429, "queue_full")
     assert "nothing was computed" in hurried_one.json()["detail"]
     assert int(hurried_one.headers["retry-after"]) >= 1
-
-
-async def test_disconnected_caller_is_dropped_before_compute(serve: Any, backend: Any) -> None:
-    async with serve() as service:
-        backend.gate.clear()
-        first = asyncio.create_task(service.client.post("/sentiment", json=GOOD))
-        await backend.has_entered()
-        leaves = asyncio.Event()
-        gone = asyncio.create_task(call(service.app, b'{"inputs":"gone"}', leaves))
-        await service.queued(2)
-        leaves.set()
-        assert await gone == 499  # the caller has left
-        assert service.lifecycle.engine.queued_tokens == 0
-        backend.gate.set()
-        assert (await first).status_code == 200
-        assert await service.metric("bert_requests_cancelled_total") == 1
-    assert [len(batch) for batch in backend.batches] == [1]
-
-
-async def call(app: Any, body: bytes, leaves: asyncio.Event) -> int:
-    """A POST to /sentiment by a caller who hangs up when `leaves` is set; the status that was sent."""
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/sentiment",
-        "raw_path": b"/sentiment",
-        "query_string": b"",
-        "headers": [(b"host", b"t"), (b"content-type", b"application/json")],
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "scheme": "http",
-        "client": None,
-        "server": None,
-        "root_path": "",
-    }
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-    status = 0
-
-    async def receive() -> dict[str, Any]:
-        if messages:
-            return messages.pop()
-        await leaves.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        nonlocal status
-        status = message.get("status", status)
-
-    await app(scope, receive, send)
-    return status
-
-
-async def test_cancel_on_disconnect_returns_the_answer() -> None:
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def answer() -> int:
-        return 7
-
-    assert await cancel_on_disconnect(receive, answer()) == 7
-
-
-async def test_cancel_on_disconnect_passes_other_cancellations_on() -> None:
-    started = asyncio.Event()
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def answer() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    task = asyncio.create_task(cancel_on_disconnect(receive, answer()))
-    await started.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def test_cancel_on_disconnect_cancels_the_answer() -> None:
-    cancelled = asyncio.Event()
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
-
-    async def answer() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    with pytest.raises(CallerGoneError):
-        await cancel_on_disconnect(receive, answer())
-    assert cancelled.is_set()
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ async def test_head_of_an_unknown_path_or_method_is_refused(
     assert answer.status_code == answer.json()["status"] == status
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers.get("allow") == allow
+    assert not allow or answer.json()["detail"] == f"use {allow}"
 
 
 async def test_refusal_can_be_read_by_an_allowed_origin(serve: Any) -> None:
@@ -147,6 +148,7 @@ def test_refusal_keeps_the_connection_open(url: str, backend: Any) -> None:
         answered = receive(connection, 1)
     assert re.findall(rb"HTTP/1.1 (\d+)", refused) == [b"429", b"429"]
     assert re.findall(rb"retry-after: (\d+)", refused) == [b"1", b"1"]
+    assert refused.count(b'"code":"queue_full"') == 2
     assert answered.startswith(b"HTTP/1.1 200")
     assert sum(len(batch) for batch in backend.batches) == 3
 

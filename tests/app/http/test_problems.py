@@ -91,18 +91,6 @@ def test_problem_of_a_temporary_error_has_retry_after(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "detail"),
-    [
-        (HTTPException(405, headers={"Allow": "POST"}), "use POST"),
-        (HTTPException(405, headers={"Allow": "GET"}), "use GET, HEAD"),
-    ],
-)
-def test_problem_of_a_wrong_method_says_the_right_one(error: HTTPException, detail: str) -> None:
-    body = body_of(error)
-    assert (body["status"], body["detail"]) == (error.status_code, detail)
-
-
-@pytest.mark.parametrize(
     ("method", "path", "near"),
     [
         ("GET", "/health", "GET /health/live, /health/ready"),

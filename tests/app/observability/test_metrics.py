@@ -16,26 +16,6 @@ def test_metrics_of_two_apps_do_not_share_counts() -> None:
     assert b"bert_requests_refused_total 0.0" in second.render()
 
 
-def test_metrics_count_requests_stages_and_batches() -> None:
-    metrics = Metrics()
-    metrics.answered("fill-mask", 200, 0.25)
-    metrics.latency("fill-mask", {"tokenize": 0.001, "queue": 0.002, "inference": 0.003})
-    metrics.batch(4, 100)
-    metrics.expired()
-    metrics.cancelled()
-    text = metrics.render().decode()
-    for line in (
-        'bert_requests_total{status="200",task="fill-mask"} 1.0',
-        'bert_request_seconds_sum{stage="queue",task="fill-mask"} 0.002',
-        'bert_request_duration_seconds_sum{status="200",task="fill-mask"} 0.25',
-        "bert_batch_size_sum 4.0",
-        "bert_batch_tokens_sum 100.0",
-        "bert_requests_expired_total 1.0",
-        "bert_requests_cancelled_total 1.0",
-    ):
-        assert line in text
-
-
 def test_metrics_do_not_tell_when_each_series_was_made() -> None:
     metrics = Metrics()
     metrics.answered("fill-mask", 200, 0.25)

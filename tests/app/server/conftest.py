@@ -17,25 +17,22 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from app.batching.lifecycle import Lifecycle
-from app.http.application import Application, create_app
+from app.http.application import create_app
 from app.server.draining import DrainingServer
 from app.server.hangup import Hangup
 from app.server.protocol import BoundedProtocol
 from app.settings import Settings
+from tests.app.backends import PATIENCE
+from tests.app.conftest import Service
 from tests.app.waiting import until
-
-PATIENCE = 120
 
 
 @dataclass
-class Served:
+class Served(Service):
     """A server that runs, and a client of it."""
 
-    app: Application
     server: DrainingServer
     port: int
-    client: httpx.AsyncClient
     serving: asyncio.Task[None]
 
     @property
@@ -43,23 +40,9 @@ class Served:
         """To read them also after the server's end."""
         return self.app.service.metrics.registry
 
-    @property
-    def lifecycle(self) -> Lifecycle:
-        return self.server.lifecycle
-
     def send(self, number: signal.Signals) -> None:
         """Send this process a signal, which the server handles."""
         os.kill(os.getpid(), number)
-
-    async def metric(self, name: str) -> float:
-        lines = (await self.client.get("/metrics")).text.splitlines()
-        return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(name + " ")))
-
-    async def until_queued(self, requests: int) -> None:
-        """Wait until so many requests are accepted and not answered."""
-        async with asyncio.timeout(PATIENCE):
-            while await self.metric("bert_queue_requests") != requests:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
 
     async def end(self) -> None:
         """Wait until the server has ended by itself."""
@@ -100,7 +83,7 @@ def start_server(backend: Any) -> StartServer:
             async with httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits
             ) as client:
-                served = Served(app, server, port, client, serving)
+                served = Served(app, client, server, port, serving)
                 try:
                     await until(
                         lambda: server.started and (server.lifecycle.has_loaded or not backend.may_load.is_set())

@@ -404,11 +404,11 @@ async def test_caller_who_hangs_up_on_many_requests_is_no_error(
         backend.gate.clear()
         _, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write((HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY) * 100)
-        await served.until_queued(1)
+        await served.queued(1)
         reset = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
         writer.transport.abort()
-        await served.until_queued(0)
+        await served.queued(0)
         backend.gate.set()
         assert (await served.client.post("/sentiment", json={"inputs": "good"})).status_code == 200
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -196,9 +196,7 @@ async def test_tokenize_reserves_nothing_in_the_queue(serve: Any) -> None:
 
 async def test_tokenize_is_refused_while_the_queue_is_full(serve: Any, backend: Any) -> None:
     async with serve(max_queue_tokens=64) as service:
-        backend.gate.clear()
-        asked = [asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good " * 50}))]
-        await backend.has_entered()
+        asked = [await service.held("good " * 50)]
         asked.append(asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good " * 50})))
         await service.queued(2)
         refused = await service.client.post("/tokenize", json={"inputs": "good " * 50})
