@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from app.errors import BackendDiedError, ProcessDiedError, SettingsError, UnavailableError
+from app.errors import BackendDiedError, ProcessDiedError, UnavailableError
 from app.inference import process_main
 from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Head, Part, Query, Words
 from app.inference.frames import read_batch
@@ -30,7 +30,6 @@ from app.inference.process_pool import ProcessPool
 from app.inference.processes import InferenceProcess
 from app.inference.torch_backend import TorchBackend
 from model import Tokenizer
-from model.errors import CheckpointError
 from tests.app.backends import computed
 from tests.app.process import PATIENCE, WITHOUT_TORCH, children
 from tests.app.waiting import until
@@ -178,18 +177,6 @@ async def test_process_pool_batch_that_fails_leaves_the_process_alive(
         await backend.run("sentiment", [part, bad])
     assert "in _scores" in "".join(raised.value.__notes__)  # where it happened, for the log
     assert len((await backend.run("sentiment", [part])).outputs) == 1
-
-
-async def test_process_pool_names_checkpoint_and_device_that_cannot_be_used(pretrained: Path, tmp_path: Path) -> None:
-    missing = pool_of(pretrained, tmp_path / "nowhere")
-    with pytest.raises(CheckpointError) as raised:
-        await missing.load(ignore, nothing)
-    assert raised.value.path.is_relative_to(tmp_path / "nowhere")
-    await missing.aclose()
-    absent = pool_of(pretrained, pretrained, "cuda:99")
-    with pytest.raises(SettingsError, match="CUDA device"):
-        await absent.load(ignore, nothing)
-    await absent.aclose()
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -334,11 +334,6 @@ def test_output_row_of_an_id_without_token_takes_no_probability(
     assert sum(answer.scores) == pytest.approx(1, abs=1e-5)
 
 
-def test_absent_device_is_named(pretrained: Path, sentiment: Path) -> None:
-    with pytest.raises(SettingsError, match="BERT_DEVICE=cuda:99"):
-        TorchBackend(BackendConfig(pretrained, sentiment, device="cuda:99")).load()
-
-
 @pytest.mark.parametrize(("built_for", "warnings"), [("12.8", 1), (None, 0)])
 def test_device_auto_warns_if_torch_is_built_for_gpus_and_finds_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, built_for: str | None, warnings: int

@@ -23,38 +23,12 @@ from tests.app.server.conftest import StartServer
 
 JSON_HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 GOOD = {"inputs": "good"}
-PAIR = {"text": "a film", "text_pair": "it was good"}
 
 
 @pytest.fixture
 async def client(service: Process) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as made:
         yield made
-
-
-async def test_three_tasks_answer(client: httpx.AsyncClient) -> None:
-    filled = await client.post("/fill-mask", json={"inputs": "The film was [MASK]."})
-    next_one = await client.post("/next-sentence", json={"inputs": PAIR})
-    felt = await client.post("/sentiment", json={"inputs": ["good", "bad"]})
-    assert [answer.status_code for answer in (filled, next_one, felt)] == [200] * 3
-    assert len(filled.json()["results"][0]["masks"][0]["predictions"]) == 5
-    scores = [p["score"] for p in next_one.json()["results"][0]["predictions"]]
-    assert sum(scores) == pytest.approx(1, abs=1e-3)
-    assert {p["label"] for p in felt.json()["results"][0]["predictions"]} == {"POSITIVE", "NEGATIVE"}
-
-
-async def test_concurrent_requests_share_forward_passes(client: httpx.AsyncClient) -> None:
-    async def batches_of_one() -> float:
-        lines = (await client.get("/metrics")).text.splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith('bert_batch_size_bucket{le="1.0"}')))
-
-    before = await batches_of_one()
-    large = {"inputs": ["a film was good and great. " * 8] * 512}  # for as long, no process is free
-    answers = await asyncio.gather(
-        *(client.post("/sentiment", json=body) for body in [*[large] * 4, *[{"inputs": "good"}] * 60])
-    )
-    assert {answer.status_code for answer in answers} == {200}
-    assert await batches_of_one() - before < 40
 
 
 async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> None:
@@ -69,15 +43,6 @@ async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> Non
     assert [answer.status_code for answer in answers] == [200] * 2
     assert all(answer.json()["results"][0]["truncated"] for answer in answers)
     assert passed > 3  # on however busy a machine
-
-
-async def test_oversized_body_is_refused_before_it_is_sent(service: Process) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
-    writer.write(JSON_HEAD + b"Content-Length: 99999999999\r\n\r\n")
-    async with asyncio.timeout(PATIENCE):
-        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
-    writer.close()
-    await writer.wait_closed()
 
 
 def resident_bytes(process: Process) -> int:
@@ -183,7 +148,7 @@ def broken_weights(directory: Path) -> dict[str, str]:
     [
         ({"BERT_SENTIMENT": "/nowhere"}, 3, "/nowhere: is not a directory; to download a model, run: hf download "),
         (broken_weights, 3, "model.safetensors: "),
-        ({"BERT_DEVICE": "cuda:63"}, 3, "cuda"),
+        ({"BERT_DEVICE": "cuda:63"}, 3, "BERT_DEVICE=cuda:63: "),
         ({"BERT_HOST": "nowhere.invalid"}, 3, "BERT_HOST=nowhere.invalid, BERT_PORT="),
         ({"BERT_HOST": "two..dots"}, 3, "BERT_HOST=two..dots, BERT_PORT="),
         ({"BERT_HOST": "192.0.2.1"}, 3, "BERT_HOST=192.0.2.1, BERT_PORT="),
