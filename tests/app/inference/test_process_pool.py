@@ -64,10 +64,8 @@ async def run(pool: ProcessPool, parts: list[Part]) -> BatchResult:
     return await pool.run("sentiment", parts)
 
 
-def pool_of(
-    pretrained: Path, sentiment: Path, device: str = "cpu", threads: int = 1, logs: dict[str, Any] | None = None
-) -> ProcessPool:
-    return ProcessPool(BackendConfig(pretrained, sentiment, device, "float32", threads, logs))
+def pool_of(pretrained: Path, sentiment: Path, threads: int = 1, logs: dict[str, Any] | None = None) -> ProcessPool:
+    return ProcessPool(BackendConfig(pretrained, sentiment, "cpu", "float32", threads, logs))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
