@@ -6,15 +6,14 @@ better weights are shipped.
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-FOLDER = Path(__file__).parent
+from tests.shipped.behaviour import FOLDER, read
+
 README = (FOLDER.parents[1] / "README.md").read_text()
 CLAIM = r"Of the (\d+) [a-z ]+ `tests/shipped/(\w+)\.json`,\s+(\d+) are"
 CLAIMS = {name: (int(right), int(count)) for count, name, right in re.findall(CLAIM, README)}
@@ -22,11 +21,6 @@ CLAIMS = {name: (int(right), int(count)) for count, name, right in re.findall(CL
 CLOZE_TOP_5 = 0.9
 CONTRACTIONS = 0.8
 EVERYDAY = 0.85
-
-
-def read(name: str) -> list[list[Any]]:
-    rows: list[list[Any]] = json.loads((FOLDER / f"{name}.json").read_text())
-    return rows
 
 
 def ask(client: httpx.Client, path: str, inputs: list[Any]) -> list[dict[str, Any]]:
@@ -67,31 +61,26 @@ def test_sentence_pairs_are_told_apart(shipped: httpx.Client) -> None:
     assert_as_claimed("pairs", right)
 
 
+def opinions_right(client: httpx.Client, name: str, apostrophe: str = "'") -> list[bool]:
+    """Whether the label of each text is the first one."""
+    rows = read(name)
+    results = ask(client, "/sentiment", [text.replace("'", apostrophe) for text, _ in rows])
+    right = [result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)]
+    for (text, _), result, understood in zip(rows, results, right, strict=True):
+        if not understood:
+            print(f"wrong: {text} {result['predictions'][0]}")
+    return right
+
+
 def test_short_opinions_are_understood(shipped: httpx.Client) -> None:
-    rows = read("opinions")
-    results = ask(shipped, "/sentiment", [text for text, _ in rows])
-    right = []
-    for (text, label), result in zip(rows, results, strict=True):
-        best = result["predictions"][0]
-        right.append(best["label"] == label)
-        if not right[-1]:
-            print(f"wrong: {text} {best}")
-    assert_as_claimed("opinions", right)
+    assert_as_claimed("opinions", opinions_right(shipped, "opinions"))
 
 
 @pytest.mark.parametrize("apostrophe", ["'", "’"])
 def test_contractions_are_understood_however_the_apostrophe_is_typed(shipped: httpx.Client, apostrophe: str) -> None:
-    rows = read("contractions")
-    results = ask(shipped, "/sentiment", [text.replace("'", apostrophe) for text, _ in rows])
-    right = [result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)]
-    for (text, _), understood in zip(rows, right, strict=True):
-        if not understood:
-            print(f"wrong: {text}")
+    right = opinions_right(shipped, "contractions", apostrophe)
     assert share(right, f"contractions with {apostrophe}") >= CONTRACTIONS
 
 
 def test_everyday_opinions_are_understood(shipped: httpx.Client) -> None:
-    rows = read("everyday")
-    results = ask(shipped, "/sentiment", [text for text, _ in rows])
-    right = [result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)]
-    assert share(right, "everyday opinions") >= EVERYDAY
+    assert share(opinions_right(shipped, "everyday"), "everyday opinions") >= EVERYDAY

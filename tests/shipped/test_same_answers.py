@@ -78,9 +78,8 @@ def difference(alone: Result, among: Result) -> float:
     return worst
 
 
-async def batch_sizes(client: httpx.AsyncClient) -> tuple[float, float]:
-    lines = dict(line.rsplit(" ", 1) for line in (await client.get("/metrics")).text.splitlines())
-    return float(lines["bert_batch_size_sum"]), float(lines["bert_batch_size_count"])
+def batch_sizes(service: Process) -> tuple[float, float]:
+    return service.metric("bert_batch_size_sum"), service.metric("bert_batch_size_count")
 
 
 async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -> None:
@@ -89,7 +88,7 @@ async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -
     unique = {path: inputs(path, rng) for path in paths}
     async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client:
         alone = {path: [(await ask(client, path, [given]))[0] for given in unique[path]] for path in paths}
-        items, batches = await batch_sizes(client)
+    items, batches = batch_sizes(service)
     assert items == batches  # each was alone indeed
     worst, answered = 0.0, 0
 
@@ -107,8 +106,7 @@ async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(load())
-    async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client:
-        all_items, all_batches = await batch_sizes(client)
+    all_items, all_batches = batch_sizes(service)
     company = (all_items - items) / (all_batches - batches)
     print(f"{answered} requests, {all_items - items:.0f} inputs in batches of {company:.1f}: {worst:.1e}")
     assert company > 8
