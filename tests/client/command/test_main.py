@@ -15,10 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from bert_client.command import file_job
 from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED, read_ahead
 from bert_client.command.main import run
 from bert_tables import Row
-from tests.client.echo import CUT, invalid_inputs, problem_document, process_ended, serve, serve_tls
+from tests.client.echo import CUT, Refuse, invalid_inputs, problem_document, process_ended, serve, serve_tls
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -36,6 +35,9 @@ Bert = Callable[..., tuple[int, str, str]]
 PATIENCE = 120  # seconds; other jobs may hold the processor
 TIMEOUT = 600
 """Seconds that a client waits for an answer: longer than a test waits for the client."""
+MAIN = "from bert_client.command.main import main; main()"
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+NO_JSON = "the line is not JSON (Expecting value); write one object per line (jq -c .)"
 
 # Nothing may be imported but the standard library, the packages of client/, and httpx with what it needs.
 LIGHT = """
@@ -54,40 +56,13 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-class Holding(ThreadingHTTPServer):
-    """Takes one input at once, and answers the text "hold" when the gate is open."""
+@dataclass(frozen=True)
+class Holding:
+    """A service that takes one input at once, and does not answer the text "hold" while the gate is closed."""
 
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.gate = threading.Event()
-        super().__init__(("127.0.0.1", 0), HoldingRequest)
-
-
-class HoldingRequest(BaseHTTPRequestHandler):
-    server: Holding
-
-    def do_GET(self) -> None:
-        sizes = dict.fromkeys(("max_batch_tokens", "max_queue_tokens", "max_body_bytes"), 100_000)
-        self.answer({"status": "ready", "limits": sizes | {"max_client_batch": 1, "request_timeout_ms": 30_000}})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body["inputs"] == ["hold"]:
-            self.server.entered.set()
-            self.server.gate.wait(2 * PATIENCE)
-            return
-        result = {"predictions": [{"label": "A", "score": 1}], "tokens": 3, "truncated": False}
-        self.answer({"model": "m", "results": [result]})
-
-    def answer(self, content: object) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_request(self, *arguments: object) -> None:
-        pass
+    url: str
+    entered: threading.Event
+    gate: threading.Event
 
 
 @pytest.fixture
@@ -105,6 +80,71 @@ def bert(url: str, capsys: pytest.CaptureFixture[str]) -> Bert:
     return command
 
 
+@dataclass
+class Job:
+    """`bert` with a file and an output: its exit code and complaints."""
+
+    bert: Bert
+    source: Path
+    target: Path
+
+    def __call__(self, *flags: str, task: str = "sentiment") -> tuple[int, str]:
+        code, output, complaints = self.bert(task, "--file", str(self.source), "--output", str(self.target), *flags)
+        assert output == ""
+        return code, complaints
+
+    def number_texts(self, count: int) -> list[str]:
+        """Write as many rows, and return their texts."""
+        texts = [f"text {n}" for n in range(count)]
+        self.source.write_text("\n".join(texts))
+        return texts
+
+    def rows(self, delimiter: str = ",") -> list[dict[str, Any]]:
+        """The rows of the output."""
+        content = self.target.read_bytes()
+        text = (gzip.decompress(content) if self.target.suffix == ".gz" else content).decode()
+        if ".jsonl" in self.target.name:
+            return [json.loads(line) for line in text.splitlines()]
+        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+
+    def answers(self) -> list[tuple[str, str, str]]:
+        """Text, label and error of each row of the output."""
+        return [(row["text"], row["label"] or "", row["error"] or "") for row in self.rows()]
+
+
+@pytest.fixture
+def job(bert: Bert, tmp_path: Path) -> Job:
+    return Job(bert, tmp_path / "a.txt", tmp_path / "scored.csv")
+
+
+Score = Callable[..., tuple[int, list[dict[str, Any]], str]]
+
+
+@pytest.fixture
+def score(bert: Bert, tmp_path: Path) -> Score:
+    """Run a command on a new file: its exit code, its rows of JSON and its complaints."""
+
+    def answer(content: str | bytes, *flags: str, name: str = "a.jsonl", task: str = "sentiment") -> Any:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        code, output, complaints = bert(task, "--file", str(tmp_path / name), "--json", *flags)
+        return code, [json.loads(line) for line in output.splitlines()], complaints
+
+    return answer
+
+
+def json_lines(*rows: dict[str, Any]) -> str:
+    return "\n".join(map(json.dumps, rows))
+
+
+def labels_and_errors(rows: list[dict[str, Any]]) -> list[tuple[str | None, str | None]]:
+    return [(row["label"], row["error"]) for row in rows]
+
+
+def broken_at(text: str) -> Refuse:
+    """Refusals of the requests with this text, which end a job."""
+    return lambda inputs: problem_document(500, "internal_error", "broken", {}) if text in inputs else None
+
+
 def light(program: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
     """Run Python in an interpreter that has httpx only."""
     command = [sys.executable, "-W", "error", "-c", LIGHT + program, *arguments]
@@ -116,25 +156,41 @@ def buffered() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
+@contextmanager
+def started(url: str, *arguments: str, setup: str = "", **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """`bert sentiment` as a process that can be interrupted. It is killed at the end, or if the test hangs."""
+    command = [sys.executable, "-c", setup + _INTERRUPTIBLE, "sentiment", "--url", url, "--timeout", str(TIMEOUT)]
+    with subprocess.Popen([*command, *arguments], cwd=ROOT, env=buffered(), text=True, **streams) as process:
+        guard = threading.Timer(2 * PATIENCE, process.kill)
+        guard.start()
+        try:
+            yield process
+        finally:
+            guard.cancel()
+            process.kill()
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline()
+
+
+def write_line(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
 def test_bert_file_waits_for_an_absent_service_and_says_so() -> None:
     port = free_port()
     host = f"127.0.0.1:{port}"
-    program = "from bert_client.command.main import main; main()"
-    command = [sys.executable, "-c", program, "sentiment", "--file", "-", "--url", f"http://user:secret@{host}"]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdin.write("hello\n")
-        process.stdin.close()
-        try:
-            assert process.stderr.readline() == f"http://{host} is busy or away; trying again for 10 minutes\n"
-            with serve(port=port):
-                assert process.stdout.read().endswith("\nhello\thello\t1\tfalse\t\n")
-                assert process.wait(timeout=120) == 0
-        finally:
-            process.kill()
+    with started(f"http://user:secret@{host}", "--file", "-", **PIPES, stderr=subprocess.PIPE) as process:
+        assert process.stderr
+        write_line(process, "hello")
+        assert process.stderr.readline() == f"http://{host} is busy or away; trying again for 10 minutes\n"
+        with serve(port=port):
+            assert process.communicate()[0].endswith("\nhello\thello\t1\tfalse\t\n")
+    assert process.returncode == 0
 
 
 def test_client_works_where_only_httpx_is_installed(url: str) -> None:
@@ -154,15 +210,7 @@ with BertClient(sys.argv[1]) as client:
 
 
 def test_bert_works_where_only_httpx_is_installed(url: str) -> None:
-    done = light(
-        "from bert_client.command.main import main; main()",
-        "sentiment",
-        "--url",
-        url,
-        "--file",
-        "-",
-        given="good\n\nbad\n",
-    )
+    done = light(MAIN, "sentiment", "--url", url, "--file", "-", given="good\n\nbad\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "text\tlabel\tscore\ttruncated\terror",
@@ -175,8 +223,7 @@ def test_bert_works_where_only_httpx_is_installed(url: str) -> None:
 
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])
 def test_bert_prints_utf_8_wherever_it_runs(url: str, json_flag: list[str]) -> None:
-    program = "from bert_client.command.main import main; main()"
-    command = [sys.executable, "-c", program, "fill-mask", "the [MASK] 映画", "--url", url, *json_flag]
+    command = [sys.executable, "-c", MAIN, "fill-mask", "the [MASK] 映画", "--url", url, *json_flag]
     environ = os.environ | {"PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, env=environ, capture_output=True, timeout=120, check=True)
     assert "映画" in done.stdout.decode()
@@ -200,9 +247,8 @@ def test_bert_standard_streams_may_be_closed_or_full(
 ) -> None:
     (tmp_path / "in.txt").write_text("good\n")
     arguments = ["--file", str(tmp_path / file) if file != "-" else file] if file else ["good"]
-    command = [sys.executable, "-c", "from bert_client.command.main import main; main()", "sentiment", *arguments]
-    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *command, "--url", url]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", MAIN, "sentiment", *arguments]
+    done = subprocess.run([*shell, "--url", url], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code
     assert "Traceback" not in done.stderr
     assert complaint in done.stderr
@@ -211,12 +257,10 @@ def test_bert_standard_streams_may_be_closed_or_full(
 
 def test_bert_answers_before_an_error_are_printed(url: str, tmp_path: Path) -> None:
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"good\n" * 9)[:-9])
-    program = "from bert_client.command.main import main; main()"
-    for arguments in (["good", ""], ["--file", str(tmp_path / "cut.txt.gz")]):
-        command = [sys.executable, "-c", program, "sentiment", "--url", url, *arguments]
+    for arguments, answers in ((["good", ""], 1), (["--file", str(tmp_path / "cut.txt.gz")], 9)):
+        command = [sys.executable, "-c", MAIN, "sentiment", "--url", url, *arguments]
         done = subprocess.run(command, env=buffered(), capture_output=True, text=True, timeout=120, check=False)
-        assert (done.returncode, "POSITIVE" in done.stdout) == (1, True), done.stderr
-    assert done.stdout.count("POSITIVE") == 9
+        assert (done.returncode, done.stdout.count("POSITIVE")) == (1, answers), done.stderr
 
 
 def test_bert_fill_mask_prints_words_and_texts(bert: Bert) -> None:
@@ -249,24 +293,21 @@ def test_bert_json_is_the_result_of_the_service_and_its_model(bert: Bert) -> Non
     ]
 
 
-def test_bert_tells_of_texts_that_are_mostly_unknown(bert: Bert, tmp_path: Path) -> None:
+def test_bert_tells_of_texts_that_are_mostly_unknown(bert: Bert, score: Score) -> None:
     code, output, _ = bert("sentiment", "映画")
     assert (code, output.splitlines()[0]) == (0, "mostly [UNK]: the answer says little about it")
-    (tmp_path / "texts.txt").write_text("映画\ngood\n")
-    *_, last = bert("sentiment", "--file", str(tmp_path / "texts.txt"))[2].splitlines()
-    assert last == "1 rows are mostly [UNK]: their answers say little about them"
+    *_, complaints = score("映画\ngood\n", name="a.txt")
+    assert complaints.endswith("\n1 rows are mostly [UNK]: their answers say little about them\n")
 
 
 @pytest.mark.parametrize("url", [{"max_client_batch": 3, "api_keys": "secret"}], indirect=True)
-def test_bert_file_is_answered_row_by_row(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
+def test_bert_file_is_answered_row_by_row(job: Job, tmp_path: Path) -> None:
+    job.source = tmp_path / "reviews.csv"
     long = "a " * 100
-    source.write_text(f'id,review,label\n1,good,1\n2,,0\n3,{long},1\n4,"b ""c"",\nd",0\n5,x,y,z\n6,bad,0\n')
-    command = ("sentiment", "--file", str(source), "--column", "review", "--output", str(target))
-    code, output, complaints = bert(*command, BERT_API_KEY="secret")
-    assert (code, output) == (0, "")
-    assert complaints.startswith("6 rows, 3 with an error")
-    rows = list(csv.DictReader(io.StringIO(target.read_text())))
+    job.source.write_text(f'id,review,label\n1,good,1\n2,,0\n3,{long},1\n4,"b ""c"",\nd",0\n5,x,y,z\n6,bad,0\n')
+    code, complaints = job("--column", "review", "--api-key", "secret")
+    assert (code, complaints.partition(" error")[0]) == (0, "6 rows, 3 with an")
+    rows = job.rows()
     assert [row["id"] for row in rows] == list("123456")
     assert [row["label"] for row in rows] == ["1", "0", "1", "0", "y", "0"]  # the file's own
     assert [row["predicted_label"] for row in rows] == ["POSITIVE", "", "", "POSITIVE", "", "POSITIVE"]
@@ -277,9 +318,8 @@ def test_bert_file_is_answered_row_by_row(bert: Bert, tmp_path: Path) -> None:
     assert rows[3]["review"] == 'b "c",\nd'
 
 
-def test_bert_last_lines_say_why_rows_failed_and_which_option_helps(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("a " * 100 + "\n" + "a " * 200 + "\n\ngood\n")
-    code, _, complaints = bert("sentiment", "--file", str(tmp_path / "texts.txt"))
+def test_bert_last_lines_say_why_rows_failed_and_which_option_helps(score: Score) -> None:
+    code, _, complaints = score("a " * 100 + "\n" + "a " * 200 + "\n\ngood\n", name="a.txt")
     summary, long, empty = complaints.splitlines()
     assert (code, summary.partition(" error")[0]) == (0, "4 rows, 3 with an")
     assert long.startswith("  2 such as: the input has 102 tokens")
@@ -287,28 +327,24 @@ def test_bert_last_lines_say_why_rows_failed_and_which_option_helps(bert: Bert, 
     assert empty == "  1 such as: the field 'text' is empty"
 
 
-def test_bert_job_in_which_every_row_failed_ends_with_1(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "texts.txt", tmp_path / "scored.csv"
-    command = ("sentiment", "--file", str(source), "--output", str(target), "--overwrite")
-    for content, expected in (("\n\n", 1), ("\ngood\n", 0), ("", 0)):
-        source.write_text(content)
-        assert bert(*command)[0] == expected
+@pytest.mark.parametrize(("content", "code"), [("\n\n", 1), ("\ngood\n", 0), ("", 0)])
+def test_bert_job_in_which_every_row_failed_ends_with_1(score: Score, content: str, code: int) -> None:
+    assert score(content, name="a.txt")[0] == code
 
 
-def test_bert_exit_code_counts_the_rows_of_earlier_runs(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
-    stop_job(bert, source, target)
+def test_bert_exit_code_counts_the_rows_of_earlier_runs(job: Job) -> None:
+    stop_job(job)
     with serve(lambda inputs: invalid_inputs(dict.fromkeys(range(len(inputs)), "no mask"))) as echo:
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+        code, complaints = job("--url", echo.url)
     assert (code, "100 rows, 44 with an error" in complaints) == (0, True)
 
 
 def test_bert_headers_are_sent_with_every_request(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("good\n" * 20)
     with serve() as echo:
-        files = ("--file", str(tmp_path / "a.txt"), "--output", str(tmp_path / "scored.csv"))
         headers = ("sentiment", "--header", "X-Key: s3cret:é", "--header", "Accept-Language:")
-        assert bert("--header", "x-tenant:blue", *headers, *files, "--url", echo.url)[0] == 0
+        command = ("--header", "x-tenant:blue", *headers, "--file", str(tmp_path / "a.txt"), "--url", echo.url)
+        assert bert(*command)[0] == 0
     for sent in echo.headers:
         given = sent["X-Tenant"], sent["X-Key"].encode("latin-1").decode(), sent["Accept-Language"]
         assert given == ("blue", "s3cret:é", "")
@@ -337,28 +373,24 @@ def test_bert_certificates_are_used(bert: Bert, tmp_path: Path) -> None:
     )
 
 
-def test_bert_truncate_cuts_long_texts(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("a " * 100)
-    _, output, _ = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--truncate", "--json")
-    row = json.loads(output)
+def test_bert_truncate_cuts_long_texts(score: Score) -> None:
+    (row,) = score("a " * 100, "--truncate", name="a.txt")[1]
     assert (row["label"], row["truncated"], row["error"]) == ("POSITIVE", True, None)
 
 
-def test_bert_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None:
-    lines = [{"text": "a", "text_pair": "b"}, {"text": "a"}, {"text": "a", "text_pair": 5}]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    code, output, _ = bert("next-sentence", "--file", str(tmp_path / "pairs.jsonl"))
+def test_bert_pairs_are_read_from_two_fields(score: Score) -> None:
+    pairs = json_lines({"text": "a", "text_pair": "b"}, {"text": "a"}, {"text": "a", "text_pair": 5})
+    code, rows, _ = score(pairs, task="next-sentence")
     assert code == 0
-    assert [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())] == [
+    assert labels_and_errors(rows) == [
         ("NOT_NEXT", None),
         (None, "the field 'text_pair' is not there"),
         (None, "the field 'text_pair' is not text"),
     ]
 
 
-def test_bert_review_without_a_title_or_a_body_is_one_text(bert: Bert, tmp_path: Path) -> None:
-    source = tmp_path / "reviews.jsonl"
-    reviews = [
+def test_bert_review_without_a_title_or_a_body_is_one_text(score: Score) -> None:
+    reviews = json_lines(
         {"title": "a", "body": "b"},
         {"title": "", "body": "b"},
         {"title": "a", "body": None},
@@ -366,13 +398,10 @@ def test_bert_review_without_a_title_or_a_body_is_one_text(bert: Bert, tmp_path:
         {"title": " ", "body": ""},
         {"title": None},
         {"title": 5, "body": "b"},
-    ]
-    source.write_text("\n".join(map(json.dumps, reviews)))
+    )
     with serve() as echo:
-        columns = ("--column", "title", "--pair-column", "body")
-        _, output, _ = bert("sentiment", "--file", str(source), *columns, "--url", echo.url)
-        answers = [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())]
-    assert answers == [
+        _, rows, _ = score(reviews, "--column", "title", "--pair-column", "body", "--url", echo.url)
+    assert labels_and_errors(rows) == [
         ("a|b", None),
         ("b", None),
         ("a", None),
@@ -383,36 +412,33 @@ def test_bert_review_without_a_title_or_a_body_is_one_text(bert: Bert, tmp_path:
     ]
 
 
-def test_bert_missing_text_is_not_sent(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("title,body\n\\N,good\n\\N,\\N\ngood, \nNA,-\n")
-    (tmp_path / "a.jsonl").write_text('{"text": NaN}\n{"text": " \\\\N "}\n{"text": null}\n{"text": ""}\n')
+def test_bert_missing_text_is_not_sent(score: Score) -> None:
     with serve() as echo:
-        columns = ("--column", "title", "--pair-column", "body", "--json", "--url", echo.url)
-        _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"), *columns)
-        assert [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())] == [
+        columns = ("--column", "title", "--pair-column", "body", "--url", echo.url)
+        _, rows, _ = score("title,body\n\\N,good\n\\N,\\N\ngood, \nNA,-\n", *columns, name="a.csv")
+        assert labels_and_errors(rows) == [
             ("good", None),
             (None, "the field 'title' is empty"),
             ("good", None),
             ("NA|-", None),  # these may be answers
         ]
-        (tmp_path / "words.csv").write_text("text\nNULL\nnan\n#REF!\n#DIV/0!\nNULL\ngood\n")
-        _, *notes = bert("sentiment", "--file", str(tmp_path / "words.csv"), "--url", echo.url)[2].splitlines()
-        words = [note.split("; it is read as a text")[0] for note in notes]
+        words = "text\nNULL\nnan\n#REF!\n#DIV/0!\nNULL\ngood\n"
+        _, *notes = score(words, "--url", echo.url, name="words.csv")[2].splitlines()
         counts = {"NULL": 2, "nan": 1, "#REF!": 1, "#DIV/0!": 1}
-        assert words == [f"{n} of 6 rows have {word!r} in the column 'text'" for word, n in counts.items()]
-        code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.jsonl"), "--url", echo.url)
+        found = [note.split("; it is read as a text")[0] for note in notes]
+        assert found == [f"{n} of 6 rows have {word!r} in the column 'text'" for word, n in counts.items()]
+        missing = '{"text": NaN}\n{"text": " \\\\N "}\n{"text": null}\n{"text": ""}\n'
+        code, rows, _ = score(missing, "--url", echo.url)
         assert (code, echo.paths.count("/sentiment")) == (1, 2)
-    assert {json.loads(line)["error"] for line in output.splitlines()} == {"the field 'text' is empty"}
+    assert labels_and_errors(rows) == [(None, "the field 'text' is empty")] * 4
 
 
-def test_bert_list_of_tokens_is_a_text_and_names_of_fields_are_alike(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        '{"Text": ["a", "good", "film"]}\n{"Text": ["Good film.", "Bad."]}\n{"Text": [1]}\n'
-    )
+def test_bert_list_of_tokens_is_a_text_and_names_of_fields_are_alike(score: Score) -> None:
+    texts = json_lines({"Text": ["a", "good", "film"]}, {"Text": ["Good film.", "Bad."]}, {"Text": [1]})
     with serve() as echo:
-        _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.jsonl"), "--url", echo.url)
-    answers = [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())]
-    assert answers == [("a good film", None), ("Good film.\nBad.", None), (None, "the field 'Text' is not text")]
+        _, rows, _ = score(texts, "--url", echo.url)
+    answers = [("a good film", None), ("Good film.\nBad.", None), (None, "the field 'Text' is not text")]
+    assert labels_and_errors(rows) == answers
 
 
 def test_bert_column_that_is_not_read_decides_nothing(bert: Bert, tmp_path: Path) -> None:
@@ -425,25 +451,20 @@ def test_bert_column_that_is_not_read_decides_nothing(bert: Bert, tmp_path: Path
     assert "a.csv, line 2: in the column '3', byte 0xfc is not UTF-8" in complaints
 
 
-def test_bert_lone_surrogate_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "texts.jsonl", tmp_path / "scored.jsonl"
-    source.write_text('{"text": "good"}\n{"text": "\\ud83d"}\n')
-    for output in ("-", str(target)):
-        code, printed, _ = bert("sentiment", "--file", str(source), "--output", output)
-        assert code == 0
-        good, half = map(json.loads, (printed or target.read_text()).splitlines())
-        assert (good["label"], half["text"], half["label"]) == ("POSITIVE", "\ud83d", None)
-        assert "half of a surrogate pair" in half["error"]
+def test_bert_lone_surrogate_costs_its_row_only(score: Score) -> None:
+    code, (good, half), _ = score('{"text": "good"}\n{"text": "\\ud83d"}\n')
+    assert (code, good["label"], half["text"], half["label"]) == (0, "POSITIVE", "\ud83d", None)
+    assert "half of a surrogate pair" in half["error"]
 
 
-def test_bert_new_columns_are_those_of_the_first_rows(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "texts.jsonl", tmp_path / "scored.csv"
+def test_bert_new_columns_are_those_of_the_first_rows(job: Job, tmp_path: Path) -> None:
+    job.source = tmp_path / "a.jsonl"
 
     def scored(*rows: dict[str, object]) -> list[list[str]]:
-        source.write_text("\n".join(map(json.dumps, rows)))
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--overwrite")
+        job.source.write_text(json_lines(*rows))
+        code, complaints = job("--overwrite")
         assert (code, complaints.split(" rows")[0]) == (0, str(len(rows)))
-        return list(csv.reader(target.read_text().splitlines()))
+        return list(csv.reader(job.target.read_text().splitlines()))
 
     header, good, *_, clash = scored(*FIRST_ROWS * [{"text": "good"}], {"text": "bad", "label": "5 stars"})
     assert header == ["text", "label", "score", "truncated", "error"]
@@ -456,140 +477,85 @@ def test_bert_new_columns_are_those_of_the_first_rows(bert: Bert, tmp_path: Path
     assert bare == ["bad", "", "POSITIVE", "0.75", "false", ""]
 
 
-def test_bert_cells_of_a_row_are_not_overwritten(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "texts.jsonl").write_text(
-        '{"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}\n{"text": "b", "label": 4}\n'
-    )
-    code, output, complaints = bert("sentiment", "--file", str(tmp_path / "texts.jsonl"))
+def test_bert_cells_of_a_row_are_not_overwritten(score: Score) -> None:
+    own = [{"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}, {"text": "b", "label": 4}]
+    code, rows, complaints = score(json_lines(*own))
     assert (code, complaints.partition(" with")[0]) == (0, "2 rows, 0")
-    answer = {"score": 0.75, "truncated": False, "error": None}
-    assert [json.loads(line) for line in output.splitlines()] == [
-        {"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}
-        | {"predicted_predicted_label": "POSITIVE"}
-        | answer,
-        {"text": "b", "label": 4, "predicted_predicted_label": "POSITIVE"} | answer,
-    ]
+    answer = {"predicted_predicted_label": "POSITIVE", "score": 0.75, "truncated": False, "error": None}
+    assert rows == [cells | answer for cells in own]
 
 
-def test_bert_label_belongs_to_the_file_in_all_rows_or_in_none(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "texts.jsonl").write_text('{"text": "good"}\n' * FIRST_ROWS + '{"text": "bad", "label": "gold"}\n')
-    command = ("sentiment", "--file", str(tmp_path / "texts.jsonl"))
-    first, *_, last = map(json.loads, bert(*command)[1].splitlines())
+def test_bert_label_belongs_to_the_file_in_all_rows_or_in_none(score: Score) -> None:
+    texts = '{"text": "good"}\n' * FIRST_ROWS + '{"text": "bad", "label": "gold"}\n'
+    _, (first, *_, last), _ = score(texts)
     assert (first["label"], last["label"], last["score"]) == ("POSITIVE", "gold", None)
     assert "so the answers have its name: give --prefix" in last["error"]
-    first, *_, last = map(json.loads, bert(*command, "--prefix", "our_")[1].splitlines())
+    _, (first, *_, last), _ = score(texts, "--prefix", "our_")
     assert (first["our_label"], last["our_label"], last["label"]) == ("POSITIVE", "POSITIVE", "gold")
     assert list(last) == ["text", "label", "our_label", "our_score", "our_truncated", "our_error"]
 
 
-def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
-    source = tmp_path / "texts.jsonl"
-    source.write_text('broken {\n{"review": "good"}\n{"text": "good", "late": 1}\n')
-    code, output, _ = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out"))
+def test_bert_first_rows_may_be_broken(score: Score) -> None:
+    code, rows, _ = score('broken {\n{"review": "good"}\n{"text": "good", "late": 1}\n')
     assert code == 0
-    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    assert [row["error"] for row in rows] == [
-        no_json := "the line is not JSON (Expecting value); write one object per line (jq -c .)",
-        "the field 'text' is not there",
-        None,
-    ]
-    _, output, complaints = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out.csv"))
-    assert "not written" not in complaints
-    columns = ["review", "text", "late", "label", "score", "truncated", "error"]
-    assert next(csv.reader((tmp_path / "out.csv").read_text().splitlines())) == columns
+    assert [row["error"] for row in rows] == [NO_JSON, "the field 'text' is not there", None]
+
+
+def test_bert_columns_of_a_table_are_the_fields_of_the_first_rows(job: Job, score: Score, tmp_path: Path) -> None:
+    job.source = tmp_path / "a.jsonl"
+    job.source.write_text('broken {\n{"review": "good"}\n{"text": "good", "late": 1}\n')
+    assert "not written" not in job()[1]
+    assert list(job.rows()[0]) == ["review", "text", "late", "label", "score", "truncated", "error"]
     lines = ['{"id": 1}', *['{"text": "good", "label": "A"}'] * FIRST_ROWS, '{"text": "bad", "late": 1}']
-    source.write_text("\n".join(lines))
-    for output in ("-", "csv"):
-        target = "-" if output == "-" else str(tmp_path / "out.csv")
-        code, printed, complaints = bert("sentiment", "--file", str(source), "--output", target, "--overwrite")
-        rows = (
-            [json.loads(line) for line in printed.splitlines()]
-            if output == "-"
-            else list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
-        )
+    _, in_json, _ = score("\n".join(lines))
+    assert "not written, as the first rows have no such column: 'late'" in job("--overwrite")[1]
+    for rows in (in_json, job.rows()):
         assert [row.get("label") or None for row in rows] == [None, *["A"] * FIRST_ROWS, None]
         assert [row["predicted_label"] or None for row in rows] == [None, *["POSITIVE"] * (FIRST_ROWS + 1)]
         assert rows[0]["error"] == "the field 'text' is not there"
-    assert "not written, as the first rows have no such column: 'late'" in complaints
-    source.write_text('{"review": "good"}\n' * 2)
-    code, output, complaint = bert("sentiment", "--file", str(source))
-    assert (code, output, complaint) == (1, "", f"bert: {source}: it has no column 'text'; its columns are 'review'\n")
-    source.write_text('{"review": "good"}\nno JSON\n')
-    assert bert("sentiment", "--file", str(source))[2] == complaint
-    command = ("sentiment", "--file", str(source), "--column", "review", "--json")
-    assert bert(*command, "--output", str(tmp_path / "out.json"))[0] == 0
-    source.write_text("{}\n")
-    assert bert("sentiment", "--file", str(source))[2] == f"bert: {source}, line 1: the first rows have no fields\n"
-    source.write_text("no JSON\n" * 200)
-    code, output, complaint = bert("sentiment", "--file", str(source))
-    assert (code, output, complaint) == (
-        1,
-        "",
-        f"bert: {source}, line 1: {no_json}\n",
-    )
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"review": "good"}\n' * 2, ": it has no column 'text'; its columns are 'review'"),
+        ('{"review": "good"}\nno JSON\n', ": it has no column 'text'; its columns are 'review'"),
+        ("{}\n", ", line 1: the first rows have no fields"),
+        ("no JSON\n" * 200, f", line 1: {NO_JSON}"),
+    ],
+)
+def test_bert_first_rows_without_the_column_end_the_job(
+    score: Score, tmp_path: Path, content: str, complaint: str
+) -> None:
+    assert score(content) == (1, [], f"bert: {tmp_path}/a.jsonl{complaint}\n")
 
 
 @pytest.mark.parametrize("name", ["texts.txt.gz", "texts.csv.gz", "texts.jsonl.gz"])
-def test_bert_file_that_is_cut_off_keeps_what_is_answered_and_goes_on(bert: Bert, tmp_path: Path, name: str) -> None:
-    source, target = tmp_path / name, tmp_path / "scored.csv"
+def test_bert_file_that_is_cut_off_keeps_what_is_answered_and_goes_on(job: Job, tmp_path: Path, name: str) -> None:
+    job.source = tmp_path / name
     content = {"texts.txt.gz": b"good\n" * 9, "texts.csv.gz": b"text\n" + b"good\n" * 9}.get(name)
     whole = gzip.compress(content or b'{"text": "good"}\n' * 9)
-    source.write_bytes(whole[:-9])
-    command = ("sentiment", "--file", str(source), "--output", str(target))
-    code, _, complaints = bert(*command)
+    job.source.write_bytes(whole[:-9])
+    code, complaints = job()
     kept, cut = complaints.splitlines()
-    assert (code, target.exists()) == (1, False)
-    assert kept == f"9 rows are kept in {target}.partial; the same command goes on after them"
-    assert cut.startswith(f"bert: {source}: the file is cut off after line {9 + (name == 'texts.csv.gz')} ")
-    assert len(Path(f"{target}.partial").read_text().splitlines()) == 10
-    source.write_bytes(whole)
-    code, _, complaints = bert(*command)
-    assert code == 0
-    assert complaints.splitlines()[0] == f"{target}.partial: going on after 9 rows"
-    assert target.read_text() == "text,label,score,truncated,error\n" + "good,POSITIVE,0.75,false,\n" * 9
+    assert (code, job.target.exists()) == (1, False)
+    assert kept == f"9 rows are kept in {job.target}.partial; the same command goes on after them"
+    assert cut.startswith(f"bert: {job.source}: the file is cut off after line {9 + (name == 'texts.csv.gz')} ")
+    assert len(Path(f"{job.target}.partial").read_text().splitlines()) == 10
+    job.source.write_bytes(whole)
+    code, complaints = job()
+    assert (code, complaints.splitlines()[0]) == (0, f"{job.target}.partial: going on after 9 rows")
+    assert job.target.read_text() == "text,label,score,truncated,error\n" + "good,POSITIVE,0.75,false,\n" * 9
     assert sorted(file.name for file in tmp_path.iterdir()) == ["scored.csv", name]
-
-
-def test_bert_late_fault_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "big.csv", tmp_path / "scored.csv"
-    source.write_text("id,text\n" + "1,good\n" * 2000 + '2,"open quote\n3,good\n4,short,long\n5,good\n')
-    code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
-    assert code == 0
-    assert complaints.startswith("2,004 rows, 2 with")
-    rows = list(csv.DictReader(io.StringIO(target.read_text())))
-    assert [row["id"] for row in rows[-4:]] == ["2", "3", "4", "5"]
-    assert [bool(row["error"]) for row in rows[-4:]] == [True, False, True, False]
-    assert "opens in line 2002 never closes" in rows[-4]["error"]
-
-
-def test_bert_swallowed_rows_give_a_warning(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('id,text,stars\n2,"Five stars!,5\n3,good,5\n6,Monitor of 27",4\n')
-    code, _, complaints = bert("sentiment", "--file", str(tmp_path / "a.csv"))
-    warning = "a.csv, line 2: a quoted cell up to line 4 holds what seem to be whole rows; "
-    assert (code, warning in complaints.splitlines()[0]) == (0, True)
 
 
 def test_bert_warnings_come_with_their_rows(holding: Holding, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id;text\n1;good\n2;hold\n")
-    url = f"http://127.0.0.1:{holding.server_port}"
-    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--file", str(tmp_path / "a.csv")]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        entered = holding.entered.wait(PATIENCE)
+    streams = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    with started(holding.url, "--file", str(tmp_path / "a.csv"), **streams) as process:
+        assert holding.entered.wait(PATIENCE)
         process.kill()
-        assert (entered, "semicolon" in process.communicate()[1]) == (True, True)
-
-
-def test_bert_file_of_an_unknown_format_says_what_it_is(bert: Bert, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.csv.zip", "w") as packed:
-        packed.writestr("a.csv", "text\ngood\n")
-    code, _, complaint = bert("sentiment", "--file", str(tmp_path / "a.csv.zip"))
-    assert (code, complaint) == (
-        1,
-        f"bert: {tmp_path}/a.csv.zip: is an archive, such as zip, or compressed; unpack it, and give the file inside\n",
-    )
-    (tmp_path / "a.dat").write_text("text\ngood\n")
-    code, _, complaint = bert("sentiment", "--file", str(tmp_path / "a.dat"))
-    assert (code, "state the format (csv, tsv" in complaint) == (1, True)
+        assert "semicolon" in process.communicate()[1]
 
 
 @pytest.mark.parametrize(
@@ -612,12 +578,8 @@ def test_bert_file_of_an_unknown_format_says_what_it_is(bert: Bert, tmp_path: Pa
         ("id,text\n1,sch\xf6n\n", ("--encoding", "latin-1"), ["schön"]),
     ],
 )
-def test_bert_dialect_is_stated(
-    bert: Bert, tmp_path: Path, content: str, flags: tuple[str, ...], texts: list[str]
-) -> None:
-    (tmp_path / "a.csv").write_bytes(content.encode("latin-1"))
-    code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"), "--json", *flags)
-    rows = [json.loads(line) for line in output.splitlines()]
+def test_bert_dialect_is_stated(score: Score, content: str, flags: tuple[str, ...], texts: list[str]) -> None:
+    code, rows, _ = score(content.encode("latin-1"), *flags, name="a.csv")
     assert (code, [row["error"] for row in rows]) == (0, [None] * len(texts))
     assert [text for row, text in zip(rows, texts, strict=True) if text not in row.values()] == []
 
@@ -642,7 +604,7 @@ def test_bert_does_not_replace_the_file_that_it_reads(bert: Bert, tmp_path: Path
 def test_bert_does_not_read_what_it_writes_to_standard_output(url: str, tmp_path: Path, given: str) -> None:
     file = tmp_path / "a.csv"
     file.write_text("text\ngood\n")
-    command = [sys.executable, "-c", "from bert_client.command.main import main; main()", "sentiment", "--url", url]
+    command = [sys.executable, "-c", MAIN, "sentiment", "--url", url]
     shell = ["sh", "-c", f'exec "$@" --file {given} < a.csv >> a.csv', "sh", *command]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "client")))}
     done = subprocess.run(shell, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
@@ -664,25 +626,13 @@ def test_bert_text_that_is_not_in_the_encoding_of_the_terminal_is_misuse(bert: B
     assert "text 2 is not in the encoding of this terminal (utf-8)" in complaint
 
 
-def test_bert_json_lines_of_a_pipe_have_the_fields_of_the_first_rows(bert: Bert, tmp_path: Path) -> None:
-    pipe, target = tmp_path / "pipe.jsonl", tmp_path / "out.csv"
-    os.mkfifo(pipe)
+def test_bert_json_lines_of_a_pipe_have_the_fields_of_the_first_rows(job: Job, tmp_path: Path) -> None:
+    job.source = tmp_path / "pipe.jsonl"
+    os.mkfifo(job.source)
     lines = '{"text": "good"}\n{"text": "bad", "stars": 5}\n'
-    threading.Thread(target=pipe.write_text, args=(lines,)).start()
-    assert bert("sentiment", "--file", str(pipe), "--output", str(target))[0] == 0
-    assert [row["stars"] for row in csv.DictReader(target.read_text().splitlines())] == ["", "5"]
-
-
-def test_bert_one_column_has_as_many_rows_out_as_in(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text\ngood\n\nbad\n\n")
-    _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"))
-    rows = list(csv.DictReader(io.StringIO(output)))
-    assert [(row["text"], row["error"]) for row in rows] == [
-        ("good", ""),
-        ("", "the field 'text' is empty"),
-        ("bad", ""),
-        ("", "the field 'text' is empty"),
-    ]
+    threading.Thread(target=job.source.write_text, args=(lines,)).start()
+    assert job()[0] == 0
+    assert [row["stars"] for row in job.rows()] == ["", "5"]
 
 
 def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: Path) -> None:
@@ -735,27 +685,24 @@ def test_bert_lines_that_seem_to_be_a_table_are_refused(bert: Bert, tmp_path: Pa
 def test_bert_csv_output_has_the_delimiter_of_a_csv_input(
     bert: Bert, tmp_path: Path, source: str, flags: tuple[str, ...], target: str, delimiter: str
 ) -> None:
-    (tmp_path / source).write_text('id;text\n1;"a; b"\n2;c, d\n')
-    command = ("sentiment", "--file", str(tmp_path / source), "--output", str(tmp_path / target), *flags)
-    assert bert(*command)[0] == 0
-    content = (tmp_path / target).read_bytes()
-    text = (gzip.decompress(content) if target.endswith("gz") else content).decode()
-    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-    assert [row[:3] for row in rows] == [["id", "text", "label"], ["1", "a; b", "POSITIVE"], ["2", "c, d", "POSITIVE"]]
+    job = Job(bert, tmp_path / source, tmp_path / target)
+    job.source.write_text('id;text\n1;"a; b"\n2;c, d\n')
+    assert job(*flags)[0] == 0
+    rows = [list(row.items())[:3] for row in job.rows(delimiter)]
+    texts = {"1": "a; b", "2": "c, d"}
+    assert rows == [[("id", n), ("text", text), ("label", "POSITIVE")] for n, text in texts.items()]
 
 
-def test_bert_semicolon_file_goes_on_and_sends_rows_again(bert: Bert, tmp_path: Path, pauses: list[float]) -> None:
-    source, target = tmp_path / "a.csv", tmp_path / "scored.csv"
-    source.write_text("id;text\n" + "".join(f"{n};text {n}\n" for n in range(20)))
-    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    broken = problem_document(500, "internal_error", "broken", {})
-    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
-        assert bert(*command, "--url", echo.url)[0] == 1
+def test_bert_semicolon_file_goes_on_and_sends_rows_again(job: Job, tmp_path: Path, pauses: list[float]) -> None:
+    job.source = tmp_path / "a.csv"
+    job.source.write_text("id;text\n" + "".join(f"{n};text {n}\n" for n in range(20)))
+    with serve(broken_at("text 10")) as echo:
+        command = ("--concurrency", "1", "--url", echo.url)
+        assert job(*command)[0] == 1
         echo.refuse = lambda inputs: process_ended() if "text 12" in inputs and inputs[1:] else None
-        code, _, complaints = bert(*command, "--url", echo.url)
+        code, complaints = job(*command)
     assert (code, "going on after 8 rows" in complaints, len(pauses)) == (0, True, 1)
-    rows = list(csv.DictReader(io.StringIO(target.read_text()), delimiter=";"))
-    assert [row["label"] for row in rows] == [f"text {n}" for n in range(20)]
+    assert [row["label"] for row in job.rows(";")] == [f"text {n}" for n in range(20)]
 
 
 def test_bert_all_labels_of_a_table_are_columns(bert: Bert, tmp_path: Path) -> None:
@@ -768,11 +715,9 @@ def test_bert_all_labels_of_a_table_are_columns(bert: Bert, tmp_path: Path) -> N
     assert empty[4:] == ["the field 'text' is empty", "", ""]
 
 
-def test_bert_all_labels_in_json_lines_are_an_object(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text\ngood\n\n")
-    command = ("classify", "--file", str(tmp_path / "a.csv"), "--all-labels", "--prefix", "our_", "--json")
-    code, output, _ = bert(*command)
-    good, empty = map(json.loads, output.splitlines())
+def test_bert_all_labels_in_json_lines_are_an_object(score: Score) -> None:
+    flags = ("--all-labels", "--prefix", "our_")
+    code, (good, empty), _ = score("text\ngood\n\n", *flags, name="a.csv", task="classify")
     assert (code, list(good)) == (0, ["text", "our_label", "our_score", "our_truncated", "our_error", "our_scores"])
     assert (good["our_label"], good["our_scores"]) == ("POSITIVE", {"POSITIVE": 0.75, "NEGATIVE": 0.25})
     assert empty["our_scores"] is None
@@ -804,24 +749,20 @@ def test_bert_all_labels_of_a_service_that_does_not_tell_them_are_refused(bert: 
 
 @pytest.mark.parametrize(("flags", "notices"), [((), 1), (("--all-labels",), 0)])
 def test_bert_file_says_that_labels_of_a_multi_label_model_are_left_out(
-    bert: Bert, tmp_path: Path, flags: tuple[str, ...], notices: int
+    job: Job, flags: tuple[str, ...], notices: int
 ) -> None:
-    (tmp_path / "a.csv").write_text("text\ngood\nbad\n")
+    job.number_texts(2)
+    model = {"name": "m", "tasks": ["sentiment"], "labels": ["A"], "problem_type": "multi_label_classification"}
     with serve() as echo:
-        echo.models = [
-            {"name": "m", "tasks": ["sentiment"], "labels": ["A"], "problem_type": "multi_label_classification"}
-        ]
-        command = ("classify", "--file", str(tmp_path / "a.csv"), "--url", echo.url, *flags)
-        code, _, complaints = bert(*command)
+        echo.models = [model]
+        code, complaints = job("--url", echo.url, *flags, task="classify")
     assert (code, complaints.count("only the best is written; --all-labels writes all")) == (0, notices)
 
 
-def test_bert_top_k_with_a_file_names_all_labels(bert: Bert) -> None:
-    code, _, complaint = bert("sentiment", "--file", "a.csv", "--top-k", "2")
-    assert (code, "for the scores of all labels, give --all-labels" in complaint) == (2, True)
-    code, _, complaint = bert("fill-mask", "--file", "a.csv", "--top-k", "2")
-    assert (code, "--all-labels" in complaint) == (2, False)
-    assert bert("sentiment", "good", "--all-labels")[0] == 2
+@pytest.mark.parametrize(("task", "is_named"), [("sentiment", True), ("fill-mask", False)])
+def test_bert_top_k_with_a_file_names_all_labels(bert: Bert, task: str, is_named: bool) -> None:
+    code, _, complaint = bert(task, "--file", "a.csv", "--top-k", "2")
+    assert (code, "for the scores of all labels, give --all-labels" in complaint) == (2, is_named)
 
 
 def test_bert_several_files_and_folders_become_files_of_a_folder(bert: Bert, tmp_path: Path) -> None:
@@ -843,8 +784,8 @@ def test_bert_several_files_and_folders_become_files_of_a_folder(bert: Bert, tmp
 
 def test_bert_file_of_several_that_cannot_be_read_leaves_the_others(bert: Bert, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.csv", "b.csv", "c.csv")]
-    for file, column in zip(files, ("text", "body", "text"), strict=True):
-        file.write_text(f"{column}\ngood\n")
+    for file, content in zip(files, ("text\ngood\n", "body\n", "text\ngood\n"), strict=True):
+        file.write_text(content)
     command = ("sentiment", "--file", *map(str, files), "--output", str(tmp_path / "out"))
     code, _, complaints = bert(*command)
     assert (code, f"bert: {files[1]}: it has no column 'text'" in complaints) == (1, True)
@@ -858,13 +799,8 @@ def test_bert_file_of_several_that_cannot_be_read_leaves_the_others(bert: Bert, 
 
 
 def test_bert_files_with_the_same_output_are_refused(bert: Bert, tmp_path: Path) -> None:
-    for folder in ("x", "y"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "a.csv").write_text("text\ngood\n")
-    code, _, complaint = bert(
-        *("sentiment", "--file", str(tmp_path / "x/a.csv"), "--file", str(tmp_path / "y/a.csv")),
-        *("--output", str(tmp_path / "out")),
-    )
+    files = [str(tmp_path / folder / "a.csv") for folder in ("x", "y")]
+    code, _, complaint = bert("sentiment", "--file", files[0], "--file", files[1], "--output", str(tmp_path / "out"))
     assert (code, f"have the same output {tmp_path}/out/a.csv: rename one of them" in complaint) == (2, True)
     assert not (tmp_path / "out").exists()
 
@@ -874,8 +810,7 @@ def test_bert_job_of_several_files_goes_on_where_it_stopped(bert: Bert, tmp_path
     for file in files:
         file.write_text("".join(f"{file.stem} {n}\n" for n in range(20)))
     command = ("sentiment", "--file", *map(str, files), "--output", f"{tmp_path}/out/", "--concurrency", "1")
-    broken = problem_document(500, "internal_error", "broken", {})
-    with serve(lambda inputs: broken if "b 10" in inputs else None) as echo:
+    with serve(broken_at("b 10")) as echo:
         assert bert(*command, "--url", echo.url)[0] == 1
         echo.refuse = lambda _: None
         code, _, complaints = bert(*command, "--url", echo.url)
@@ -883,10 +818,11 @@ def test_bert_job_of_several_files_goes_on_where_it_stopped(bert: Bert, tmp_path
     assert [len((tmp_path / "out" / name).read_text().splitlines()) for name in ("a.tsv", "b.tsv")] == [21, 21]
 
 
-def test_bert_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "texts.tsv").write_text("text\nthe [MASK] was [MASK]\nno mask\n")
-    _, output, _ = bert("fill-mask", "--file", str(tmp_path / "texts.tsv"), "--targets", "film")
-    first, second = csv.DictReader(io.StringIO(output), delimiter="\t")
+def test_bert_masks_of_a_file_are_filled(job: Job, tmp_path: Path) -> None:
+    job.source = tmp_path / "a.tsv"
+    job.source.write_text("text\nthe [MASK] was [MASK]\nno mask\n")
+    job("--targets", "film", task="fill-mask")
+    first, second = job.rows()
     assert (first["words"], first["scores"]) == ("film film", "0.5 0.5")
     assert "no [MASK]" in second["error"]
 
@@ -913,11 +849,11 @@ def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
         ["--json", "--file", "a.csv", "--output", "a.csv.bz2"],
         ["good", "--file", "a.csv"],
         ["good", "--output", "a.csv"],
+        ["good", "--all-labels"],
         ["--format", "xml"],
     ):
         assert bert("sentiment", *misuse)[0] == 2
     assert bert("next-sentence", "--file", "pairs.txt")[0] == 2
-    assert bert("sentiment", "--file", "a.csv", "--top-k", "2")[0] == 2
     code, _, complaint = bert("fill-mask", "--targets", "good", "bad", "It was [MASK].")
     assert code == 2
     assert "give the text before it" in complaint
@@ -945,14 +881,19 @@ def test_bert_impossible_argument_is_misuse(bert: Bert, arguments: tuple[str, st
 
 @pytest.fixture
 def holding() -> Iterator[Holding]:
-    service = Holding()
-    threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.05}).start()
-    try:
-        yield service
-    finally:
-        service.gate.set()
-        service.shutdown()
-        service.server_close()
+    entered, gate = threading.Event(), threading.Event()
+
+    def hold(inputs: list[str]) -> tuple[int, str] | None:
+        if inputs != ["hold"]:
+            return None
+        entered.set()
+        gate.wait(2 * PATIENCE)
+        return CUT
+
+    with serve(hold) as echo:
+        echo.limits["max_client_batch"] = 1
+        yield Holding(echo.url, entered, gate)
+        gate.set()
 
 
 _INTERRUPTIBLE = """
@@ -991,100 +932,54 @@ def threads_of(process: subprocess.Popen[Any]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
 def test_bert_signal_leaves_no_half_file(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
     (tmp_path / "texts.txt").write_text("hold\n")
-    url = f"http://127.0.0.1:{holding.server_port}"
-    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--timeout", str(TIMEOUT)]
-    command += ["--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "scored.tsv")]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
-        try:
-            until_it_waits(holding, process)
-            process.send_signal(end)
-            process.wait(PATIENCE)
-        finally:
-            process.kill()
-    assert process.returncode == 130
+    files = ("--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "scored.tsv"))
+    with started(holding.url, *files) as process:
+        until_it_waits(holding, process)
+        process.send_signal(end)
+        assert process.wait(PATIENCE) == 130
     assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_bert_answers_before_a_signal_are_printed(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
     (tmp_path / "texts.txt").write_text("good\n" * 3 + "hold\n")
-    url = f"http://127.0.0.1:{holding.server_port}"
-    command = [
-        sys.executable,
-        "-c",
-        _INTERRUPTIBLE,
-        "sentiment",
-        "--url",
-        url,
-        "--concurrency",
-        "1",
-        "--timeout",
-        str(TIMEOUT),
-    ]
-    command += ["--file", str(tmp_path / "texts.txt")]
-    with subprocess.Popen(command, cwd=ROOT, env=buffered(), stdout=subprocess.PIPE, text=True) as process:
-        try:
-            until_it_waits(holding, process)
-            process.send_signal(end)
-            assert process.communicate(timeout=PATIENCE)[0].count("good") == 3
-        finally:
-            process.kill()
+    command = ("--concurrency", "1", "--file", str(tmp_path / "texts.txt"))
+    with started(holding.url, *command, stdout=subprocess.PIPE) as process:
+        until_it_waits(holding, process)
+        process.send_signal(end)
+        assert process.communicate(timeout=PATIENCE)[0].count("good\tgood") == 3
     assert process.returncode == 130
-
-
-@contextmanager
-def bert_on_a_pipe(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The command with the test's pipes as standard input and output. It is killed if the test hangs."""
-    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--file", "-", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, env=buffered(), stdin=pipe, stdout=pipe, text=True) as process:
-        guard = threading.Timer(PATIENCE, process.kill)
-        guard.start()
-        try:
-            yield process
-        finally:
-            guard.cancel()
-            process.kill()
-
-
-def write_line(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"), [([], "{}"), (["--format", "jsonl"], '{{"text": "{}"}}'), (["--json"], "{}")]
 )
 def test_bert_rows_of_a_pipe_are_answered_when_it_pauses(arguments: list[str], line: str) -> None:
-    with serve() as echo, bert_on_a_pipe(echo.url, *arguments) as process:
-        assert process.stdout
+    with serve() as echo, started(echo.url, "--file", "-", *arguments, **PIPES) as process:
         if not arguments:
             write_line(process, "first")
-            assert process.stdout.readline().startswith("text\tlabel")
-            assert process.stdout.readline().startswith("first\tfirst\t1")
+            assert read_line(process).startswith("text\tlabel")
+            assert read_line(process).startswith("first\tfirst\t1")
         for texts in (["one"], ["two", "three"], [""], ["four"]):
             for text in texts:
                 write_line(process, line.format(text))
             for text in texts:  # the pipe is open, and each request has room for five more rows
-                assert text in process.stdout.readline()
+                assert text in read_line(process)
         process.communicate()
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize("given", [[], ["good"]])
 def test_bert_interrupt_while_it_waits_for_a_pipe_ends_it(given: list[str]) -> None:
-    with serve() as echo, bert_on_a_pipe(echo.url) as process:
-        assert process.stdout
+    with serve() as echo, started(echo.url, "--file", "-", **PIPES) as process:
         write_line(process, "first")
-        assert process.stdout.readline().startswith("text")
-        assert process.stdout.readline().startswith("first")
+        assert read_line(process).startswith("text")
+        assert read_line(process).startswith("first")
         for text in given:
             write_line(process, text)
-            assert process.stdout.readline().startswith(text)
+            assert read_line(process).startswith(text)
         process.send_signal(signal.SIGINT)
-        process.wait(PATIENCE)  # while the pipe is open
-    assert process.returncode == 130
+        assert process.wait(PATIENCE) == 130  # while the pipe is open
 
 
 def test_bert_file_is_sent_in_full_requests(tmp_path: Path, bert: Bert, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1096,35 +991,6 @@ def test_bert_file_is_sent_in_full_requests(tmp_path: Path, bert: Bert, monkeypa
     assert echo.paths.count("/sentiment") == 1000 / echo.limits["max_client_batch"]
 
 
-def test_read_ahead_has_none_where_the_rows_pause() -> None:
-    paused = threading.Event()
-    first, second = Row(1, {"text": "a"}), Row(2, {"text": "b"})
-
-    def rows() -> Iterator[Row]:
-        yield first
-        assert paused.wait(PATIENCE)
-        yield second
-
-    found = []
-    for row in read_ahead(rows()):
-        found.append(row)
-        if row is None:
-            paused.set()
-    assert [row for row in found if row] == [first, second]
-    assert found[:2] == [first, None]
-
-
-def test_read_ahead_raises_the_error_of_the_rows_after_them() -> None:
-    def rows() -> Iterator[Row]:
-        yield Row(1, {})
-        raise MemoryError
-
-    ahead = read_ahead(rows())
-    assert next(ahead)
-    with pytest.raises(MemoryError):
-        list(ahead)
-
-
 def test_read_ahead_that_is_left_ends_its_thread() -> None:
     ahead = read_ahead(Row(n, {}) for n in itertools.count())
     assert next(ahead)
@@ -1132,24 +998,6 @@ def test_read_ahead_that_is_left_ends_its_thread() -> None:
     ahead.close()  # type: ignore[attr-defined]
     reader.join(PATIENCE)
     assert not reader.is_alive()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("classify", "good"),
-        ("classify", "good", "--url", "{url}", "--api-key", "k"),
-        ("--url", "{url}", "--api-key", "k", "classify", "good"),
-    ],
-    ids=["by the environment", "after the task", "before the task"],
-)
-def test_bert_classify_is_sentiment_and_the_url_stands_on_either_side(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
-) -> None:
-    with serve() as echo:
-        environ = {"BERT_URL": echo.url if "--url" not in arguments else "http://127.0.0.1:1"}
-        assert run([argument.format(url=echo.url) for argument in arguments], environ) == 0
-    assert "good" in capsys.readouterr().out
 
 
 def test_bert_signal_while_a_thread_starts_is_an_interrupt(
@@ -1173,7 +1021,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from bert_client import BertClient
 BertClient(sys.argv[1], timeout=float(sys.argv[2])).sentiment(["hold"] * 3000)
 """
-    command = [sys.executable, "-c", program, f"http://127.0.0.1:{holding.server_port}", str(TIMEOUT)]
+    command = [sys.executable, "-c", program, holding.url, str(TIMEOUT)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             until_it_waits(holding, process)
@@ -1189,25 +1037,11 @@ def test_bert_does_not_wait_for_answers_when_it_ends_early(
 ) -> None:
     # The first row fills the pipe while the third is on its way, and the second finds it broken.
     rows = [{"text": text, "more": "x" * 100_000} for text in ("good", "good", "hold", "good")]
-    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    url = f"http://127.0.0.1:{holding.server_port}"
-    command = [
-        sys.executable,
-        "-c",
-        _INTERRUPTIBLE,
-        "sentiment",
-        "--url",
-        url,
-        "--concurrency",
-        "3",
-        "--timeout",
-        str(TIMEOUT),
-    ]
-    command += ["--file", str(tmp_path / "texts.jsonl")]
+    (tmp_path / "texts.jsonl").write_text(json_lines(*rows))
+    command = ("--concurrency", "3", "--file", str(tmp_path / "texts.jsonl"))
     reader, writer = os.pipe()
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL if end == "interrupt" else writer, stderr=subprocess.PIPE
-    ) as process:
+    stdout = subprocess.DEVNULL if end == "interrupt" else writer
+    with started(holding.url, *command, stdout=stdout, stderr=subprocess.PIPE) as process:
         os.close(writer)
         try:
             until_it_waits(holding, process)
@@ -1215,65 +1049,31 @@ def test_bert_does_not_wait_for_answers_when_it_ends_early(
             os.close(reader)
         if end == "interrupt":
             process.send_signal(signal.SIGINT)
-        try:
-            process.wait(PATIENCE)
-        finally:
-            holding.gate.set()
-        complaints = process.communicate()[1]
-    assert (process.returncode, complaints) == (code, b"")
+        assert process.wait(PATIENCE) == code
+        assert process.communicate()[1] == ""
 
 
-def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -> None:
+def test_bert_goes_on_after_a_kill(holding: Holding, job: Job) -> None:
     """Killed (-9) while the last rows are on their way, and given again, with another address."""
-    texts, target = tmp_path / "texts.txt", tmp_path / "scored.tsv"
-    texts.write_text("good\n" * 20 + "hold\n" + "good\n" * 5)
-    program = f"from bert_client.command import output; output.SAVE_SECONDS = -1; {_INTERRUPTIBLE}"
-    command = [sys.executable, "-c", program, "sentiment", "--file", str(texts), "--output", str(target)]
-    command += ["--concurrency", "1"]
-    address = ["--url", f"http://127.0.0.1:{holding.server_port}"]
-    with subprocess.Popen(command + address, cwd=ROOT, stderr=subprocess.PIPE) as process:
-        try:
-            assert holding.entered.wait(PATIENCE)
-            assert '"rows": 20' in Path(f"{target}.partial.json").read_text()
-            assert not target.exists()
-        finally:
-            process.kill()
-    kept = Path(f"{target}.partial").read_text().splitlines()
-    assert kept == ["text\tlabel\tscore\ttruncated\terror", *["good\tA\t1\tfalse\t"] * 20]
-    done = subprocess.run(
-        [*command, "--url", url], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert (done.returncode, done.stderr.splitlines()[0]) == (0, f"{target}.partial: going on after 20 rows")
-    rows = target.read_text().splitlines()
-    assert rows[:21] == kept
-    assert [row.split("\t")[:2] for row in rows[21:]] == [["hold", "POSITIVE"], *[["good", "POSITIVE"]] * 5]
-
-
-def test_bert_missing_column_is_found_before_anything_is_written(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
-    source.write_text("id,review\n1,good\n")
-    code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
-    assert (code, complaint.split("; if")[0]) == (
-        1,
-        f"bert: {source}: it has no column 'text'; its columns are 'id', 'review'",
-    )
-    assert not target.exists()
-    source.write_text("id,review\n")
-    assert bert("sentiment", "--file", str(source), "--output", str(target))[0] == 1
+    job.source.write_text("good\n" * 20 + "hold\n" + "good\n" * 5)
+    setup = "from bert_client.command import output; output.SAVE_SECONDS = -1"
+    files = ("--file", str(job.source), "--output", str(job.target))
+    with started(holding.url, *files, "--concurrency", "1", setup=setup):
+        assert holding.entered.wait(PATIENCE)
+        assert '"rows": 20' in Path(f"{job.target}.partial.json").read_text()
+        assert not job.target.exists()
+    kept = Path(f"{job.target}.partial").read_text().splitlines()
+    assert kept == ["text,label,score,truncated,error", *["good,good,1,false,"] * 20]
+    code, complaints = job()
+    assert (code, complaints.splitlines()[0]) == (0, f"{job.target}.partial: going on after 20 rows")
+    assert job.target.read_text().splitlines()[:21] == kept
+    assert job.answers()[20:] == [("hold", "POSITIVE", ""), *[("good", "POSITIVE", "")] * 5]
 
 
 def test_bert_file_without_rows_gives_a_header(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("text,label\n")
     code, output, _ = bert("sentiment", "--file", str(tmp_path / "reviews.csv"))
     assert (code, output) == (0, "text,label,predicted_label,score,truncated,error\n")
-
-
-@pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)
-def test_bert_refused_job_leaves_no_half_file(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("good\n")
-    code = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out.csv"))[0]
-    assert code == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]
 
 
 def test_bert_proxy_that_cannot_be_used_is_named(bert: Bert, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1284,50 +1084,28 @@ def test_bert_proxy_that_cannot_be_used_is_named(bert: Bert, monkeypatch: pytest
     assert complaint.startswith("bert: http://bert.example: the proxy in ALL_PROXY cannot be used: ")
 
 
-def test_bert_rows_that_are_broken_cost_no_request(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "a.csv", tmp_path / "scored.csv"
-    source.write_text("id,text\n" + "1,good\n2\n3,bad\n" * 10)
+def test_bert_rows_that_are_broken_cost_no_request(job: Job, tmp_path: Path) -> None:
+    job.source = tmp_path / "a.csv"
+    job.source.write_text("id,text\n" + "1,good\n2\n3,bad\n" * 10)
     with serve() as echo:
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+        code, complaints = job("--url", echo.url)
     assert (code, complaints.partition(" error")[0]) == (0, "30 rows, 10 with an")
-    rows = list(csv.DictReader(target.read_text().splitlines()))
-    assert [row["label"] for row in rows] == ["good", "", "bad"] * 10
+    assert [row["label"] for row in job.rows()] == ["good", "", "bad"] * 10
     assert len(echo.paths) == 1 + 4  # /info, and 30 rows in requests of 8
 
 
-def test_bert_file_of_invalid_rows_costs_few_requests(
-    bert: Bert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bert_file_of_invalid_rows_costs_few_requests(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_job, "MAX_WAIT_SECONDS", PATIENCE)  # on a busy machine, the reader may wait
-    source, target = tmp_path / "a.txt", tmp_path / "scored.tsv"
-    texts = [f"text {n}" for n in range(3000)]
-    source.write_text("\n".join(texts))
+    texts = job.number_texts(3000)
     with serve(lambda inputs: invalid_inputs({i: f"{one}: no mask" for i, one in enumerate(inputs)})) as echo:
         echo.limits |= {"max_client_batch": 512, "max_batch_tokens": 65536, "max_queue_tokens": 1_000_000}
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+        code, complaints = job("--url", echo.url)
     assert (code, complaints.partition(" error")[0]) == (1, "3,000 rows, 3,000 with an")
-    rows = csv.DictReader(target.read_text().splitlines(), delimiter="\t")
-    assert [row["error"] for row in rows] == [f"{text}: no mask" for text in texts]
+    assert [row["error"] for row in job.rows()] == [f"{text}: no mask" for text in texts]
     assert len(echo.paths) == 1 + 5 * 6 + 5  # /info; five requests of 512 texts, and one of 440
 
 
-def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.tsv"
-    source.write_text("".join(f"text {n}\n" for n in range(100)))
-    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    broken = problem_document(500, "internal_error", "broken", {})
-    with serve(lambda inputs: broken if "text 60" in inputs else None) as echo:
-        code, _, complaints = bert(*command, "--url", echo.url)
-    assert (code, "56 rows are kept in" in complaints) == (1, True)
-    with serve() as echo:
-        code, _, complaints = bert(*command, "--url", echo.url)
-    assert (code, f"{target}.partial: going on after 56 rows" in complaints) == (0, True)
-    assert len(echo.paths) == 1 + 6
-    rows = list(csv.DictReader(target.read_text().splitlines(), delimiter="\t"))
-    assert [(row["text"], row["label"]) for row in rows] == [(f"text {n}", f"text {n}") for n in range(100)]
-
-
-def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(bert: Bert, tmp_path: Path) -> None:
+def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(job: Job) -> None:
     """The gateway spoils the first answer to each request, and always refuses three texts and cuts off one."""
     html = "<html>log in</html>"
     ways = [(200, html), (200, '{"model": "m", "resu'), (200, ""), (302, html), (403, html), (413, html), (429, "")]
@@ -1348,16 +1126,14 @@ def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(bert: Bert, 
         seen[key] = ways[len(seen) % len(ways)]
         return seen[key]
 
-    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
-    texts = [f"text {n}" for n in range(300)]
-    source.write_text("\n".join(texts))
+    texts = job.number_texts(300)
     with serve(spoil) as echo:
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+        code, complaints = job("--url", echo.url)
     assert (code, complaints.partition(" error")[0]) == (0, "300 rows, 4 with an")
     assert set(seen.values()) == set(ways)
-    rows = scored_rows(target)
-    assert [(text, label) for text, label, _ in rows] == [(one, "" if one in refused else one) for one in texts]
-    errors = [error for _, _, error in rows if error]
+    answers = job.answers()
+    assert [(text, label) for text, label, _ in answers] == [(one, "" if one in refused else one) for one in texts]
+    errors = [error for _, _, error in answers if error]
     reset = errors.pop(2)
     assert reset.startswith(f"{echo.url}: Server disconnected without sending a response.")
     url = f"{echo.url}/sentiment: responded"
@@ -1365,25 +1141,23 @@ def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(bert: Bert, 
 
 
 @pytest.mark.parametrize("refusal", [200, 501])
-def test_bert_job_at_a_wrong_address_ends_soon_and_shows_the_answer(bert: Bert, tmp_path: Path, refusal: int) -> None:
-    (tmp_path / "a.txt").write_text("good\n" * 200)
-    command = ("sentiment", "--file", str(tmp_path / "a.txt"), "--output", str(tmp_path / "scored.csv"))
+def test_bert_job_at_a_wrong_address_ends_soon_and_shows_the_answer(job: Job, tmp_path: Path, refusal: int) -> None:
+    job.number_texts(200)
     with serve(lambda _: refusal) as echo:
         echo.hides_info = True
-        code, _, complaint = bert(*command, "--url", echo.url)
+        code, complaint = job("--url", echo.url)
     assert code == 1
     assert f"/sentiment: responded {refusal}, not as bert-service: '<html>refused</html>' ({refusal} " in complaint
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
-def stop_job(bert: Bert, source: Path, target: Path) -> None:
-    """Answer the first 56 of 100 rows of a new file."""
-    source.write_text("".join(f"text {n}\n" for n in range(100)))
-    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1", "--overwrite")
-    broken = problem_document(500, "internal_error", "broken", {})
-    with serve(lambda inputs: broken if "text 60" in inputs else None) as echo:
-        code, _, complaints = bert(*command, "--url", echo.url)
+def stop_job(job: Job) -> list[str]:
+    """Answer the first 56 of 100 rows of a new file, and return their texts."""
+    texts = job.number_texts(100)
+    with serve(broken_at("text 60")) as echo:
+        code, complaints = job("--concurrency", "1", "--overwrite", "--url", echo.url)
     assert (code, "56 rows are kept in" in complaints) == (1, True)
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -1396,48 +1170,45 @@ def stop_job(bert: Bert, source: Path, target: Path) -> None:
     ],
 )
 def test_bert_overwrite_replaces_a_stale_partial_file_and_an_old_output(
-    bert: Bert, tmp_path: Path, change: str, flags: tuple[str, ...], fault: str
+    job: Job, tmp_path: Path, change: str, flags: tuple[str, ...], fault: str
 ) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.jsonl"
-    target.write_text("old\n")
-    stop_job(bert, source, target)
+    job.target.write_text("old\n")
+    texts = stop_job(job)
     if change == "input":
-        source.write_text("new\n" * 3)
+        texts = ["new"] * 3
+        job.source.write_text("\n".join(texts))
     if change == "note":
-        Path(f"{target}.partial.json").unlink()
-    rows = source.read_text().splitlines()
+        Path(f"{job.target}.partial.json").unlink()
     with serve() as echo:
-        command = ("sentiment", "--file", str(source), "--output", str(target), *flags, "--url", echo.url)
-        code, _, complaint = bert(*command)
-        assert (code, complaint) == (1, f"bert: {target}: exists already; give --overwrite to replace it\n")
+        command = (*flags, "--url", echo.url)
+        assert job(*command) == (1, f"bert: {job.target}: exists already; give --overwrite to replace it\n")
         assert echo.paths == []
-        target.unlink()
-        code, _, complaints = bert(*command)
-        assert code == 1
-        assert complaints.endswith(f"bert: {target}.partial: {fault}; give --overwrite to begin again\n")
+        job.target.unlink()
+        code, complaints = job(*command)
+        assert (code, "are kept in" in complaints) == (1, False)
+        assert complaints.endswith(f"bert: {job.target}.partial: {fault}; give --overwrite to begin again\n")
         assert "/sentiment" not in echo.paths
-        code, _, complaints = bert(*command, "--overwrite")
-    assert (code, f"{target}.partial: {fault}; beginning again\n" in complaints) == (0, True)
-    assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == rows
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.txt", "scored.jsonl"]
+        code, complaints = job(*command, "--overwrite")
+    assert (code, f"{job.target}.partial: {fault}; beginning again\n" in complaints) == (0, True)
+    assert [row["text"] for row in job.rows()] == texts
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.txt", "scored.csv"]
 
 
-def test_bert_another_model_does_not_go_on_with_a_partial_file(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
-    command = ("classify", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    source.write_text("".join(f"text {n}\n" for n in range(20)))
-    broken = problem_document(500, "internal_error", "broken", {})
-    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
+def test_bert_another_model_does_not_go_on_with_a_partial_file(job: Job) -> None:
+    texts = job.number_texts(20)
+    with serve(broken_at("text 10")) as echo:
+        command = ("--concurrency", "1", "--url", echo.url)
         echo.models = [{"name": "old", "tasks": ["sentiment"], "sha256": "a" * 64}]
-        assert bert(*command, "--url", echo.url)[0] == 1
+        assert job(*command, task="classify")[0] == 1
         echo.models = [{"name": "new", "tasks": ["sentiment"], "sha256": "b" * 64}]
-        code, _, complaints = bert(*command, "--url", echo.url)
-        fault = f"{target}.partial: has 8 rows of another model ('old', sha256 {'a' * 12}; now 'new', {'b' * 12})"
+        code, complaints = job(*command, task="classify")
+        model = f"another model ('old', sha256 {'a' * 12}; now 'new', {'b' * 12})"
+        fault = f"{job.target}.partial: has 8 rows of {model}"
         assert (code, complaints.splitlines()[-1]) == (1, f"bert: {fault}; give --overwrite to begin again")
         echo.refuse = lambda _: None
-        code, _, complaints = bert(*command, "--url", echo.url, "--overwrite")
+        code, complaints = job(*command, "--overwrite", task="classify")
     assert (code, f"{fault}; beginning again" in complaints) == (0, True)
-    assert len(scored_rows(target)) == 20
+    assert job.answers() == [(text, text, "") for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -1449,42 +1220,37 @@ def test_bert_another_model_does_not_go_on_with_a_partial_file(bert: Bert, tmp_p
     ],
     ids=["older note", "older service", "same model"],
 )
-def test_bert_goes_on_if_the_model_is_the_same_or_unknown(
-    bert: Bert, tmp_path: Path, before: str | None, after: str | None
-) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
-    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    source.write_text("".join(f"text {n}\n" for n in range(20)))
-    broken = problem_document(500, "internal_error", "broken", {})
-    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
+def test_bert_goes_on_if_the_model_is_the_same_or_unknown(job: Job, before: str | None, after: str | None) -> None:
+    job.number_texts(20)
+    with serve(broken_at("text 10")) as echo:
+        command = ("--concurrency", "1", "--url", echo.url)
         echo.models = [{"name": "m", "tasks": ["sentiment"], "sha256": before}]
-        assert bert(*command, "--url", echo.url)[0] == 1
+        assert job(*command)[0] == 1
         echo.models = [{"name": "m", "tasks": ["sentiment"], "sha256": after}] if after else []
         echo.refuse = lambda _: None
-        code, _, complaints = bert(*command, "--url", echo.url)
+        code, complaints = job(*command)
     assert (code, "going on after 8 rows" in complaints) == (0, True)
 
 
-def test_bert_overwrite_goes_on_with_a_partial_file_that_fits(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
-    stop_job(bert, source, target)
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
+def test_bert_goes_on_with_a_partial_file_that_fits(job: Job, flags: tuple[str, ...]) -> None:
+    texts = stop_job(job)
     with serve() as echo:
-        command = ("sentiment", "--file", str(source), "--output", str(target), "--overwrite", "--url", echo.url)
-        code, _, complaints = bert(*command)
-    assert (code, f"{target}.partial: going on after 56 rows" in complaints) == (0, True)
-    assert len(scored_rows(target)) == 100
+        code, complaints = job(*flags, "--url", echo.url)
+    assert (code, f"{job.target}.partial: going on after 56 rows" in complaints) == (0, True)
+    assert len(echo.paths) == 1 + 6
+    assert job.answers() == [(text, text, "") for text in texts]
 
 
-def test_bert_overwrite_begins_again_with_a_pipe(bert: Bert, tmp_path: Path) -> None:
-    source, target, pipe = tmp_path / "a.txt", tmp_path / "scored.csv", tmp_path / "pipe.txt"
-    stop_job(bert, source, target)
-    os.mkfifo(pipe)
-    threading.Thread(target=pipe.write_bytes, args=(source.read_bytes(),)).start()
+def test_bert_overwrite_begins_again_with_a_pipe(job: Job, tmp_path: Path) -> None:
+    stop_job(job)
+    content, job.source = job.source.read_bytes(), tmp_path / "pipe.txt"
+    os.mkfifo(job.source)
+    threading.Thread(target=job.source.write_bytes, args=(content,)).start()
     with serve() as echo:
-        command = ("sentiment", "--file", str(pipe), "--output", str(target), "--overwrite", "--url", echo.url)
-        code, _, complaints = bert(*command)
+        code, complaints = job("--overwrite", "--url", echo.url)
     assert (code, complaints.partition(",")[0]) == (0, "100 rows")
-    assert len(scored_rows(target)) == 100
+    assert len(job.rows()) == 100
 
 
 @pytest.fixture
@@ -1495,31 +1261,17 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-Rows = list[tuple[str, str, str]]
-
-
-def scored_rows(target: Path) -> Rows:
-    """Text, label and error of each row."""
-    content = gzip.decompress(target.read_bytes()) if target.suffix == ".gz" else target.read_bytes()
-    if ".jsonl" in target.name:
-        rows = [json.loads(line) for line in content.splitlines()]
-    else:
-        rows = list(csv.DictReader(io.StringIO(content.decode(), newline="")))
-    return [(row["text"], row["label"] or "", row["error"] or "") for row in rows]
-
-
 @pytest.mark.parametrize("name", ["scored.csv", "scored.csv.gz", "scored.jsonl"])
 def test_bert_rows_whose_request_ended_the_process_are_sent_again_one_by_one(
-    bert: Bert, tmp_path: Path, pauses: list[float], name: str
+    job: Job, tmp_path: Path, pauses: list[float], name: str
 ) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / name
+    job.target = tmp_path / name
     texts = [f"text {n}" for n in range(30)]
     texts[11] = "poison"
     texts[20] = ""
-    source.write_text("\n".join(texts))
+    job.source.write_text("\n".join(texts))
     with serve(lambda inputs: process_ended() if "poison" in inputs else None) as echo:
-        command = ("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
-        code, _, complaints = bert(*command)
+        code, complaints = job("--url", echo.url)
     assert code == 0
     assert complaints.splitlines()[:2] == [
         "sending again, one by one, the rows whose request ended the inference process",
@@ -1529,22 +1281,20 @@ def test_bert_rows_whose_request_ended_the_process_are_sent_again_one_by_one(
     expected = [(text, text, "") for text in texts]
     expected[11] = ("poison", "", PROCESS_ENDED)
     expected[20] = ("", "", "the field 'text' is empty")
-    assert scored_rows(target) == expected
+    assert job.answers() == expected
     assert len(echo.paths) == 1 + 4 + 8  # /info, 30 rows in requests of 8, and 8 rows one by one
     assert pauses == [file_job.RESEND_PAUSE_SECONDS] * 2
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["a.txt", name])
 
 
 def test_bert_pairs_whose_request_ended_the_process_are_sent_again_as_they_were(
-    bert: Bert, tmp_path: Path, pauses: list[float]
+    job: Job, tmp_path: Path, pauses: list[float]
 ) -> None:
-    source, target = tmp_path / "a.csv", tmp_path / "scored.csv"
-    source.write_text('text,body,error\n"a, ""b""\nc",d,own\n,e,own\n')
-    command = ("sentiment", "--file", str(source), "--output", str(target), "--pair-column", "body")
+    job.source = tmp_path / "a.csv"
+    job.source.write_text('text,body,error\n"a, ""b""\nc",d,own\n,e,own\n')
     with serve(lambda inputs: process_ended() if len(inputs) > 1 else None) as echo:
-        assert bert(*command, "--url", echo.url)[0] == 0
-    rows = list(csv.DictReader(io.StringIO(target.read_text(), newline="")))
-    assert [(row["label"], row["error"], row["predicted_error"]) for row in rows] == [
+        assert job("--pair-column", "body", "--url", echo.url)[0] == 0
+    assert [(row["label"], row["error"], row["predicted_error"]) for row in job.rows()] == [
         ('a, "b"\nc|d', "own", ""),
         ("e", "own", ""),
     ]
@@ -1552,45 +1302,37 @@ def test_bert_pairs_whose_request_ended_the_process_are_sent_again_as_they_were(
 
 
 def test_bert_job_that_is_interrupted_while_it_sends_rows_again_does_so_when_it_goes_on(
-    bert: Bert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
-    texts = [f"text {n}" for n in range(20)]
-    source.write_text("\n".join(texts))
-    command = ("sentiment", "--file", str(source), "--output", str(target))
+    texts = job.number_texts(20)
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
     with serve(lambda inputs: process_ended() if "text 3" in inputs and inputs[1:] else None) as echo:
         monkeypatch.setattr(file_job, "sleep", interrupt)
-        code, _, complaints = bert(*command, "--url", echo.url)
+        code, complaints = job("--url", echo.url)
         assert (code, "20 rows are kept in" in complaints) == (130, True)
         monkeypatch.setattr(file_job, "sleep", lambda _: None)
-        code, _, complaints = bert(*command, "--url", echo.url)
+        code, complaints = job("--url", echo.url)
     assert (code, "8 of 8 such rows have an answer now" in complaints) == (0, True)
-    assert scored_rows(target) == [(text, text, "") for text in texts]
+    assert job.answers() == [(text, text, "") for text in texts]
 
 
-def test_bert_sends_no_more_rows_again_after_three_that_ended_the_process(
-    bert: Bert, tmp_path: Path, pauses: list[float]
-) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
-    source.write_text("\n".join(f"text {n}" for n in range(16)))
+def test_bert_sends_no_more_rows_again_after_three_that_ended_the_process(job: Job, pauses: list[float]) -> None:
+    job.number_texts(16)
     with serve(lambda inputs: process_ended() if {"text 8", "text 9", "text 10"} & {*inputs} else None) as echo:
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+        code, complaints = job("--url", echo.url)
     assert (code, len(echo.paths)) == (0, 1 + 2 + 3)
     assert "0 of 8 such rows have an answer now; stopped: 3 consecutive rows ended the process again" in complaints
-    assert [error for _, _, error in scored_rows(target)] == [""] * 8 + [PROCESS_ENDED] * 8
+    assert [row["error"] for row in job.rows()] == [""] * 8 + [PROCESS_ENDED] * 8
     assert len(pauses) == 3
 
 
 def test_bert_rows_keep_their_error_if_the_service_is_away_when_they_are_sent_again(
-    bert: Bert, tmp_path: Path, pauses: list[float]
+    job: Job, pauses: list[float]
 ) -> None:
-    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
-    source.write_text("\n".join(f"text {n}" for n in range(16)))
-
+    job.number_texts(16)
     broken = problem_document(500, "internal_error", "broken", {})
 
     def refuse(inputs: list[str]) -> dict[str, object] | None:
@@ -1599,29 +1341,27 @@ def test_bert_rows_keep_their_error_if_the_service_is_away_when_they_are_sent_ag
         return broken if len(inputs) == 1 else None
 
     with serve(refuse) as echo:
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+        code, complaints = job("--url", echo.url)
     assert (code, len(echo.paths)) == (0, 1 + 2 + 2)
     assert "0 of 8 such rows have an answer now; stopped: 'broken (500" in complaints
-    assert [error for _, _, error in scored_rows(target)] == [""] * 8 + [PROCESS_ENDED] * 8
+    assert [row["error"] for row in job.rows()] == [""] * 8 + [PROCESS_ENDED] * 8
 
 
-def test_bert_rows_on_standard_output_keep_the_error_of_a_process_that_ended(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("poison\n")
+def test_bert_rows_on_standard_output_keep_the_error_of_a_process_that_ended(score: Score) -> None:
     with serve(lambda _: process_ended()) as echo:
-        code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.txt"), "--url", echo.url)
-    assert (code, output.splitlines()[1:]) == (1, [f"poison\t\t\t\t{PROCESS_ENDED}"])
+        code, rows, _ = score("poison\n", "--url", echo.url, name="a.txt")
+    assert (code, labels_and_errors(rows)) == (1, [(None, PROCESS_ENDED)])
     assert len(echo.paths) == 2
 
 
-def test_bert_columns_that_an_earlier_run_left_out_are_named(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "a.jsonl", tmp_path / "scored.csv"
+def test_bert_columns_that_an_earlier_run_left_out_are_named(job: Job, tmp_path: Path) -> None:
+    job.source = tmp_path / "a.jsonl"
     rows = [{"text": f"text {n}", **({"late": 1} if n == 105 else {})} for n in range(130)]
-    source.write_text("\n".join(map(json.dumps, rows)))
-    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    broken = problem_document(500, "internal_error", "broken", {})
-    with serve(lambda inputs: broken if "text 120" in inputs else None) as echo:
-        assert bert(*command, "--url", echo.url)[0] == 1
+    job.source.write_text(json_lines(*rows))
+    with serve(broken_at("text 120")) as echo:
+        command = ("--concurrency", "1", "--url", echo.url)
+        assert job(*command)[0] == 1
         echo.refuse = lambda _: None
-        code, _, complaints = bert(*command, "--url", echo.url)
+        code, complaints = job(*command)
     assert (code, "going on after 120 rows" in complaints) == (0, True)
     assert "not written, as the first rows have no such column: 'late'" in complaints
