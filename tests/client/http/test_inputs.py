@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ import pytest
 
 from bert_client import AsyncBertClient, BertClient, InvalidInputError, LabelResult, ProblemError, UnauthorizedError
 from bert_client.http.calls import FLUSH, PairDict
-from tests.client.echo import Echo, problem_document, serve
+from tests.client.echo import problem_document, serve
 
 pd = pytest.importorskip("pandas")
 ROOT = Path(__file__).parents[3]
+
+
+Client = BertClient | AsyncBertClient
+clients = pytest.mark.parametrize("make", [BertClient, AsyncBertClient])
 
 
 def label(outcome: LabelResult | ProblemError) -> str:
@@ -28,15 +32,41 @@ def label(outcome: LabelResult | ProblemError) -> str:
     return outcome.predictions[0].label
 
 
+async def stream(client: Client, inputs: Iterable[Any]) -> AsyncIterator[LabelResult | ProblemError]:
+    """Outcomes of the client's stream. An asynchronous client gets the inputs asynchronously, from another thread."""
+    if isinstance(client, BertClient):
+        with client:
+            for outcome in client.sentiment_stream(inputs):
+                yield outcome
+        return
+    remaining = iter(inputs)
+
+    async def texts() -> AsyncIterator[Any]:
+        while (text := await asyncio.to_thread(next, remaining, END)) is not END:
+            yield text
+
+    async with client:
+        async for outcome in client.sentiment_stream(texts()):
+            yield outcome
+
+
+async def answer(client: Client, inputs: Iterable[Any], answered: list[str]) -> None:
+    """Append the label of each outcome as soon as it is there."""
+    async for outcome in stream(client, inputs):
+        answered.append(label(outcome))  # noqa: PERF401 (the inputs read it)
+
+
+END = object()
+"""Ends the inputs of an asynchronous client."""
 ROWS = ["good", float("nan"), "bad", None, "so so", 5, b"bytes", ("a", None), "last"]
 WRONG = [1, 3, 5, 6, 7]
 
 
-def test_client_stream_has_an_error_in_place_of_what_is_no_text() -> None:
-    rows: Any = ROWS
-    with serve() as echo, BertClient(echo.url) as client:
-        outcomes = list(client.sentiment_stream(rows))
-        many = list(client.sentiment_stream(["text"] * 1000 + [None] + ["text"] * 1000))  # type: ignore[list-item]
+@clients
+async def test_client_stream_has_an_error_in_place_of_what_is_no_text(make: Callable[..., Client]) -> None:
+    with serve() as echo:
+        outcomes = [outcome async for outcome in stream(make(echo.url), ROWS)]
+        many = [outcome async for outcome in stream(make(echo.url), ["text"] * 1000 + [None] + ["text"] * 1000)]
     errors = {n: outcome for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)}
     assert list(errors) == WRONG
     assert [error.input_index for error in errors.values()] == WRONG
@@ -44,28 +74,20 @@ def test_client_stream_has_an_error_in_place_of_what_is_no_text() -> None:
     assert [n for n, outcome in enumerate(many) if isinstance(outcome, ProblemError)] == [1000]
 
 
-async def test_async_client_stream_has_an_error_in_place_of_what_is_no_text() -> None:
-    rows: Any = ROWS
-    with serve() as echo:
-        async with AsyncBertClient(echo.url) as client:
-            outcomes = [outcome async for outcome in client.sentiment_stream(rows)]
-            with pytest.raises(InvalidInputError):
-                await client.sentiment(rows)
-    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)] == WRONG
-
-
-def test_client_stream_answers_what_a_generator_gave_before_its_error() -> None:
+@clients
+async def test_client_stream_answers_what_a_generator_gave_before_its_error(make: Callable[..., Client]) -> None:
     def texts() -> Iterator[str]:
         yield from ["good"] * 20
         raise LookupError("the database is away")
 
-    outcomes = []
-    with serve() as echo, BertClient(echo.url) as client, pytest.raises(LookupError, match="the database is away"):
-        outcomes.extend(client.sentiment_stream(texts()))
-    assert list(map(label, outcomes)) == ["good"] * 20
+    answered: list[str] = []
+    with serve() as echo, pytest.raises(LookupError, match="the database is away"):
+        await answer(make(echo.url), texts(), answered)
+    assert answered == ["good"] * 20
 
 
-def test_client_stream_answers_what_is_before_a_flush_before_it_takes_more() -> None:
+@clients
+async def test_client_stream_answers_what_is_before_a_flush_before_it_takes_more(make: Callable[..., Client]) -> None:
     answered: list[str] = []
 
     def texts() -> Iterator[Any]:
@@ -75,26 +97,8 @@ def test_client_stream_answers_what_is_before_a_flush_before_it_takes_more() -> 
             assert answered[-1:] == [text]
         yield FLUSH
 
-    with serve() as echo, BertClient(echo.url) as client:
-        for outcome in client.sentiment_stream(texts()):
-            answered.append(label(outcome))  # noqa: PERF401 (the generator reads it)
-    assert answered == ["a", "b", "c"]
-
-
-async def test_async_client_stream_answers_what_is_before_a_flush_before_it_takes_more() -> None:
-    answered: list[str] = []
-
-    async def texts() -> AsyncIterator[Any]:
-        for text in ("a", "b", "c"):
-            yield text
-            yield FLUSH
-            assert answered[-1:] == [text]
-        yield FLUSH
-
     with serve() as echo:
-        async with AsyncBertClient(echo.url) as client:
-            async for outcome in client.sentiment_stream(texts()):
-                answered.append(label(outcome))  # noqa: PERF401 (the generator reads it)
+        await answer(make(echo.url), texts(), answered)
     assert answered == ["a", "b", "c"]
 
 
@@ -107,67 +111,29 @@ def test_client_stream_that_is_left_does_not_close_what_it_reads(tmp_path: Path)
         assert next(file) == "good\n"
 
 
-async def test_async_client_stream_answers_what_a_generator_gave_before_its_error() -> None:
-    async def texts() -> AsyncIterator[str]:
-        for _ in range(20):
-            yield "good"
-        raise LookupError("the database is away")
-
-    with serve() as echo:
-        async with AsyncBertClient(echo.url) as client:
-            stream = client.sentiment_stream(texts())
-            assert [label(await anext(stream)) for _ in range(20)] == ["good"] * 20
-            with pytest.raises(LookupError, match="the database is away"):
-                await anext(stream)
-
-
-def lose_info(echo: Echo) -> threading.Event:
-    """Refuse the request of "a" and "b" as too large, so the client asks for `/info` again, and then refuse `/info`.
-
-    The event is set when the client sends the parts of the refused request.
-    """
+@clients
+async def test_client_stream_answers_what_it_read_before_an_error_of_info(make: Callable[..., Client]) -> None:
+    """The request of "a" and "b" is refused as too large, so the client asks for `/info` again, which is refused."""
     is_divided = threading.Event()
-    echo.limits["max_client_batch"] = 2
 
     def refuse(inputs: list[str]) -> dict[str, Any] | None:
         if inputs == ["a", "b"]:
             echo.info_problem = problem_document(401, "unauthorized", "the key was changed", {})
             return problem_document(413, "too_large", "send fewer inputs", {})
-        is_divided.set()
+        is_divided.set()  # the client sends the parts of the refused request
         return None
 
-    echo.refuse = refuse
-    return is_divided
-
-
-def test_client_stream_answers_what_it_read_before_an_error_of_info() -> None:
     def texts() -> Iterator[str]:
         yield from "abc"
         assert is_divided.wait(120)
         yield "not sent"
 
-    outcomes = []
-    with serve() as echo, BertClient(echo.url) as client:
-        is_divided = lose_info(echo)
+    answered: list[str] = []
+    with serve(refuse) as echo:
+        echo.limits["max_client_batch"] = 2
         with pytest.raises(UnauthorizedError, match="the key was changed"):
-            outcomes.extend(client.sentiment_stream(texts()))
-    assert list(map(label, outcomes)) == ["a", "b", "c"]
-
-
-async def test_async_client_stream_answers_what_it_read_before_an_error_of_info() -> None:
-    async def texts() -> AsyncIterator[str]:
-        for text in "abc":
-            yield text
-        assert await asyncio.to_thread(is_divided.wait, 120)
-        yield "not sent"
-
-    with serve() as echo:
-        is_divided = lose_info(echo)
-        async with AsyncBertClient(echo.url) as client:
-            stream = client.sentiment_stream(texts())
-            assert [label(await anext(stream)) for _ in range(3)] == ["a", "b", "c"]
-            with pytest.raises(UnauthorizedError, match="the key was changed"):
-                await anext(stream)
+            await answer(make(echo.url), texts(), answered)
+    assert answered == ["a", "b", "c"]
 
 
 async def test_async_client_calls_wait_for_a_connection_as_long_as_others_have_it() -> None:
@@ -181,12 +147,16 @@ async def test_async_client_calls_wait_for_a_connection_as_long_as_others_have_i
 
 
 @pytest.mark.parametrize("wrong", [None, float("nan"), 5, b"good"])
-def test_client_input_that_is_no_text_raises(wrong: Any) -> None:
+async def test_client_input_that_is_no_text_raises(wrong: Any) -> None:
+    texts = ["text"] * 20 + [wrong]
     with serve() as echo, BertClient(echo.url) as client:
         with pytest.raises(InvalidInputError, match="an input is a string or a pair of two strings, not ") as raised:
-            client.sentiment(["text"] * 20 + [wrong])
+            client.sentiment(texts)
         assert raised.value.input_index == 20
         assert str(raised.value).startswith("input 20: an input is a string")
+        async with AsyncBertClient(echo.url) as asynchronous:
+            with pytest.raises(InvalidInputError, match="input 20: an input is a string"):
+                await asynchronous.sentiment(texts)
         with pytest.raises(InvalidInputError, match=f"^an input is a string.* not {type(wrong).__name__}") as raised:
             client.sentiment(wrong)
     assert raised.value.status is None  # because it was not sent
