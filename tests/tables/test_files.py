@@ -113,15 +113,12 @@ def test_open_file_compression_is_known_by_its_first_bytes(
 
 def test_open_file_several_members_and_layers_are_read(tmp_path: Path) -> None:
     packed = gzip.compress(b"a\n") + gzip.compress(b"b\n")
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(packed))
-    with open_file(str(tmp_path / "a.txt.gz")) as file:
-        assert list(text_lines(file, "utf-8")) == ["a\n", "b\n"]
+    assert _read(tmp_path / "a.txt.gz", gzip.compress(packed)) == ["a\n", "b\n"]
 
 
 def test_open_file_xz_streams_may_have_padding_between_them(tmp_path: Path) -> None:
-    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"a\n") + bytes(2**15) + lzma.compress(b"b\n") + bytes(4))
-    with open_file(str(tmp_path / "a.txt.xz")) as file:
-        assert list(text_lines(file, "utf-8")) == ["a\n", "b\n"]
+    packed = lzma.compress(b"a\n") + bytes(2**15) + lzma.compress(b"b\n") + bytes(4)
+    assert _read(tmp_path / "a.txt.xz", packed) == ["a\n", "b\n"]
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
@@ -139,18 +136,14 @@ def test_open_file_damaged_second_stream_is_an_error_after_the_rows_of_the_first
 def test_open_file_zstandard_may_begin_with_a_skippable_frame(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     frames = (bytes([0x50 + n]) + b"\x2a\x4d\x18\x04\0\0\0size" + zstandard.compress(b"a\n") for n in range(16))
-    (tmp_path / "a.txt.zst").write_bytes(b"".join(frames))  # as pzstd writes them
-    with open_file(str(tmp_path / "a.txt.zst")) as file:
-        assert list(text_lines(file, "utf-8")) == ["a\n"] * 16
+    assert _read(tmp_path / "a.txt.zst", b"".join(frames)) == ["a\n"] * 16  # as pzstd writes them
 
 
 def test_open_file_zstandard_may_have_a_large_window(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
-    parameters = zstandard.ZstdCompressionParameters(window_log=31)
+    parameters = zstandard.ZstdCompressionParameters(window_log=31)  # as `zstd --long=31`
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    (tmp_path / "a.txt.zst").write_bytes(compressor.compress(b"a\n") + compressor.flush())  # as `zstd --long=31`
-    with open_file(str(tmp_path / "a.txt.zst")) as file:
-        assert list(text_lines(file, "utf-8")) == ["a\n"]
+    assert _read(tmp_path / "a.txt.zst", compressor.compress(b"a\n") + compressor.flush()) == ["a\n"]
 
 
 def test_open_file_damaged_beginning_is_an_error(tmp_path: Path) -> None:
@@ -159,7 +152,7 @@ def test_open_file_damaged_beginning_is_an_error(tmp_path: Path) -> None:
         pass
 
 
-def _read(file: Path, content: bytes, encoding: str) -> list[str]:
+def _read(file: Path, content: bytes, encoding: str = "utf-8") -> list[str]:
     file.write_bytes(content)
     with open_file(str(file)) as opened:
         return list(text_lines(opened, encoding))

@@ -43,6 +43,14 @@ def cells(rows: list[Row]) -> list[list[Any]]:
     return [list(row.cells.values()) for row in rows]
 
 
+def rows_and_error(path: Path) -> tuple[list[Row], str]:
+    """The rows of a file that cannot be read to its end, and the reason."""
+    rows: list[Row] = []
+    with open_table(path) as table, pytest.raises(TableError) as raised:
+        rows.extend(table.rows)
+    return rows, str(raised.value)
+
+
 # --- formats
 
 
@@ -272,20 +280,15 @@ def test_row_lone_returns_that_seem_to_end_rows_are_a_fault(read: Read) -> None:
     assert [row.fault is None for row in rows] == [False, True]
 
 
-def test_row_long_cells_are_read(read: Read) -> None:
-    (row,), _ = read("text,n\n" + "x" * 3_000_000 + ",1\n")
-    assert len(row.cells["text"]) == 3_000_000
-
-
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
 def test_row_long_cells_are_read_in_a_new_process(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("text\n" + "x" * 200_000 + "\n")
+    (tmp_path / name).write_text("text\n" + "x" * 3_000_000 + "\n")
     program = (
         "import sys; from bert_tables import open_table\n"
         "with open_table(sys.argv[1]) as table: print(*(len(row.cells['text']) for row in table.rows))"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path / name], capture_output=True, text=True, check=True)
-    assert done.stdout == "200000\n"
+    assert done.stdout == "3000000\n"
 
 
 def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
@@ -569,13 +572,6 @@ def test_dialect_without_a_header_names_columns_by_their_numbers(read: Read) -> 
     assert rows[1] == Row(2, {"stars": "1", "title": "Bad", "text": "Hated it, really"})
 
 
-def test_dialect_without_a_header_calls_a_single_column_text(read: Read) -> None:
-    assert [row.cells for row in read("good\nbad\n", dialect=Dialect(header=False))[0]] == [
-        {LINE: "good"},
-        {LINE: "bad"},
-    ]
-
-
 def test_table_column_is_a_name_or_a_number(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("2, Text,\nx, good,\n")
     with open_table(tmp_path / "a.csv") as table:
@@ -586,23 +582,21 @@ def test_table_column_is_a_name_or_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [ZHANG, "id,body\n1,good\n", "body;label;x\ngood;1\nbad;0\n", '"id,body"\n"1,good"\n']
+    ("content", "header", "message"),
+    [
+        *(
+            (content, True, "'text'; its columns are .* --first-l")
+            for content in (ZHANG, "id,body\n1,good\n", "body;label;x\ngood;1\nbad;0\n", '"id,body"\n"1,good"\n')
+        ),
+        (ZHANG, False, "its columns are '1', '2', '3'$"),
+    ],
 )
-def test_table_column_that_is_missing_comes_with_advice(tmp_path: Path, content: str) -> None:
+def test_table_column_that_is_missing_comes_with_advice_on_headers(
+    tmp_path: Path, content: str, header: bool, message: str
+) -> None:
     (tmp_path / "a.csv").write_text(content)
-    with (
-        open_table(tmp_path / "a.csv") as table,
-        pytest.raises(TableError, match=r"'text'; its columns are .* --first-l"),
-    ):
-        table.column("text")
-
-
-def test_table_column_that_is_missing_without_a_header_gets_no_advice_on_headers(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(ZHANG)
-    with (
-        open_table(tmp_path / "a.csv", dialect=Dialect(header=False)) as table,
-        pytest.raises(TableError, match=r"its columns are '1', '2', '3'$"),
-    ):
+    dialect = Dialect(header=header)
+    with open_table(tmp_path / "a.csv", dialect=dialect) as table, pytest.raises(TableError, match=message):
         table.column("text")
 
 
@@ -696,12 +690,6 @@ def test_delimiter_of_excels_first_line_is_taken(read: Read, line: str, mark: st
 def test_delimiter_is_not_detected_in_a_single_column(read: Read, header: str) -> None:
     rows, warnings = read(f"{header}\ngood film\nbad film\nso so; well\n")
     assert (cells(rows), warnings) == ([["good film"], ["bad film"], ["so so; well"]], [])
-
-
-@pytest.mark.parametrize(("delimiter", "character"), [("\\t", "\t"), ("tab", "\t"), ("^", "^"), ("\x01", "\x01")])
-def test_delimiter_is_stated(read: Read, delimiter: str, character: str) -> None:
-    content = f"text{character}label\na, b; c{character}1\n"
-    assert cells(read(content, "a.txt", dialect=Dialect(delimiter=delimiter))[0]) == [["a, b; c", "1"]]
 
 
 TABLE = "id,text,label\n1,good film,a\n2,bad,b\n3,so,a\n"
@@ -948,14 +936,11 @@ def test_rows_before_a_cut_are_delivered(tmp_path: Path, name: str) -> None:
     content = "id,text\n" * ("csv" in name) + "".join(line % pair for pair in itertools.islice(enumerate(words), 5000))
     compressed = CUT[name](content.encode())
     (tmp_path / name).write_bytes(compressed[: len(compressed) * 3 // 4])
-    rows: list[Row] = []
-    with open_table(tmp_path / name) as table, pytest.raises(TableError) as raised:
-        rows.extend(table.rows)
+    rows, error = rows_and_error(tmp_path / name)
     assert len(rows) > 2000
     assert all(row.fault is None for row in rows)
-    place = f"{name}: the file is cut off after line {rows[-1].number} "
-    assert place in str(raised.value)
-    assert str(raised.value).endswith("; get a whole copy of it")
+    assert f"{name}: the file is cut off after line {rows[-1].number} " in error
+    assert error.endswith("; get a whole copy of it")
 
 
 @pytest.mark.parametrize("rows", [1, 9])
@@ -971,13 +956,9 @@ def test_rows_before_damage_are_delivered(tmp_path: Path) -> None:
     compressed = gzip.compress("".join(f"{os.urandom(50).hex()}\n" for _ in range(20_000)).encode(), mtime=0)
     damaged = compressed[: len(compressed) // 2] + b"\xff" * 1000 + compressed[len(compressed) // 2 + 1000 :]
     (tmp_path / "a.txt.gz").write_bytes(damaged)
-    rows: list[Row] = []
-    with (
-        open_table(tmp_path / "a.txt.gz") as table,
-        pytest.raises(TableError, match="the file is damaged after"),
-    ):
-        rows.extend(table.rows)
+    rows, error = rows_and_error(tmp_path / "a.txt.gz")
     assert len(rows) > 5000
+    assert "the file is damaged after" in error
 
 
 def test_rows_before_a_cut_of_zstandard_are_delivered(tmp_path: Path) -> None:
@@ -987,24 +968,16 @@ def test_rows_before_a_cut_of_zstandard_are_delivered(tmp_path: Path) -> None:
     with open_table(tmp_path / "a.txt.zst") as table:
         assert sum(1 for _ in table.rows) == 18_000
     (tmp_path / "a.txt.zst").write_bytes(whole[:-9])
-    rows: list[Row] = []
-    with (
-        open_table(tmp_path / "a.txt.zst") as table,
-        pytest.raises(TableError, match="the file ends within a frame"),
-    ):
-        rows.extend(table.rows)
+    rows, error = rows_and_error(tmp_path / "a.txt.zst")
     assert len(rows) > 6000
+    assert "the file ends within a frame" in error
 
 
 def test_rows_before_a_cut_of_utf_16_are_delivered(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("text,n\na,1\nb,2\n".encode("utf-16") + b"c")
-    rows: list[Row] = []
-    with (
-        open_table(tmp_path / "a.csv") as table,
-        pytest.raises(TableError, match=r"a\.csv: the file is cut off"),
-    ):
-        rows.extend(table.rows)
+    rows, error = rows_and_error(tmp_path / "a.csv")
     assert len(rows) == 2
+    assert "a.csv: the file is cut off" in error
 
 
 def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
