@@ -62,6 +62,14 @@ def sequences_for(config: Any) -> Sequences:
     return Sequences.random(config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
 
 
+def assert_equal_logits(
+    ours: BertForPreTraining | BertForSequenceClassification, theirs: Any, tolerance: float = 1e-5
+) -> None:
+    """Compare a network with one of `transformers` on a few sequences."""
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(ours, sequences), their_answers(theirs, sequences), tolerance)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_checkpoint_of_transformers_gives_equal_logits_here(
@@ -69,8 +77,7 @@ def test_checkpoint_of_transformers_gives_equal_logits_here(
 ) -> None:
     theirs = their_model(architecture, **shape)
     checkpoint = load_checkpoint(save_theirs(tmp_path, theirs))
-    sequences = sequences_for(theirs.config)
-    assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs, sequences))
+    assert_equal_logits(checkpoint.model, theirs)
 
 
 @pytest.mark.parametrize("has_pooler", [True, False])
@@ -96,9 +103,7 @@ def test_checkpoint_gives_equal_logits_in_transformers(
     values = their_model(architecture, **shape).config.to_dict()
     ours = our_model(architecture, BertConfig.from_dict(values))
     save_checkpoint(tmp_path, ours, letters)
-    theirs = opened_by_transformers(tmp_path, architecture)
-    sequences = sequences_for(ours.config)
-    assert_same(our_answers(ours, sequences), their_answers(theirs, sequences))
+    assert_equal_logits(ours, opened_by_transformers(tmp_path, architecture))
 
 
 def our_model(
@@ -175,8 +180,7 @@ def test_checkpoint_in_16_bits_is_loaded_by_both(tmp_path: Path, letters: Tokeni
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
     sequences = sequences_for(SMALL)
     assert_same(our_answers(loaded.model, sequences), our_answers(ours, sequences), tolerance=5e-2)
-    theirs = opened_by_transformers(tmp_path, "BertForPreTraining")
-    assert_same(our_answers(loaded.model, sequences), their_answers(theirs, sequences))
+    assert_equal_logits(loaded.model, opened_by_transformers(tmp_path, "BertForPreTraining"))
 
 
 def test_checkpoint_can_be_loaded_in_another_precision(tmp_path: Path, letters: Tokenizer) -> None:
@@ -192,9 +196,7 @@ def test_checkpoint_shards_are_joined(tmp_path: Path) -> None:
     theirs = their_model("BertForPreTraining")
     save_theirs(tmp_path, theirs, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    checkpoint = load_checkpoint(tmp_path)
-    sequences = sequences_for(theirs.config)
-    assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs, sequences))
+    assert_equal_logits(load_checkpoint(tmp_path).model, theirs)
 
 
 def edit_tensors(directory: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:
@@ -232,8 +234,7 @@ def test_checkpoint_tensors_with_other_names_are_found(
 
     theirs = their_model(architecture)
     edit_tensors(save_theirs(tmp_path, theirs), rename)
-    sequences = sequences_for(theirs.config)
-    assert_same(our_answers(load_checkpoint(tmp_path).model, sequences), their_answers(theirs, sequences))
+    assert_equal_logits(load_checkpoint(tmp_path).model, theirs)
 
 
 def test_checkpoint_without_pooler_has_no_next_sentence_head(tmp_path: Path) -> None:
@@ -253,8 +254,7 @@ def test_checkpoint_without_architecture_is_recognised_by_its_weights(
 ) -> None:
     theirs = their_model(architecture)
     edit_config(save_theirs(tmp_path, theirs), architectures=named)
-    sequences = sequences_for(theirs.config)
-    assert_same(our_answers(load_checkpoint(tmp_path).model, sequences), their_answers(theirs, sequences))
+    assert_equal_logits(load_checkpoint(tmp_path).model, theirs)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -266,11 +266,10 @@ def test_checkpoint_decoder_that_differs_from_the_embedding_is_used(tmp_path: Pa
     edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.full(shape, 0.25).cumsum(0)}))
     theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path, dtype=torch.float32)
     checkpoint = load_checkpoint(tmp_path)
-    sequences = sequences_for(theirs.config)
-    assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs, sequences), tolerance=1e-4)
+    assert_equal_logits(checkpoint.model, theirs, tolerance=1e-4)
     save_checkpoint(tmp_path / "again", checkpoint.model, checkpoint.tokenizer)
     again = opened_by_transformers(tmp_path / "again", "BertForMaskedLM")
-    assert_same(our_answers(checkpoint.model, sequences), their_answers(again, sequences), tolerance=1e-4)
+    assert_equal_logits(checkpoint.model, again, tolerance=1e-4)
 
 
 def test_checkpoint_decoder_that_equals_the_embedding_stays_tied(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf, nan
 from typing import Any
 
@@ -180,33 +179,19 @@ def test_client_without_a_service_raises_a_connection_error() -> None:
     assert len(pauses) == 2
 
 
-class Late(BaseHTTPRequestHandler):
-    """A service that says that the time is over when it is, as if from far away."""
+async def test_client_waits_for_a_late_504() -> None:
+    def late(_: list[Any]) -> dict[str, Any]:
+        """Say that the time is over when it is, as if from far away."""
+        time.sleep(int(echo.headers[-1]["X-Request-Timeout-Ms"]) / 1000 + 0.3)
+        return problem_document(504, "late", "late", {})
 
-    def do_POST(self) -> None:
-        time.sleep(int(self.headers["X-Request-Timeout-Ms"]) / 1000 + 0.3)
-        body = json.dumps({"code": "late", "detail": "late", "request_id": "1", "errors": []}).encode()
-        self.send_response(504)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@pytest.fixture
-def late_url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-async def test_client_waits_for_a_late_504(late_url: str) -> None:
     once = RetryPolicy(attempts=1)
-    with BertClient(late_url, timeout=0.2, retry=once) as client, pytest.raises(DeadlineExceededError):
-        await asyncio.to_thread(client.sentiment, "good")
-    async with AsyncBertClient(late_url, timeout=0.2, retry=once) as client:
-        with pytest.raises(DeadlineExceededError):
-            await client.sentiment("good")
+    with serve(late) as echo:
+        with BertClient(echo.url, timeout=0.2, retry=once) as client, pytest.raises(DeadlineExceededError):
+            await asyncio.to_thread(client.sentiment, "good")
+        async with AsyncBertClient(echo.url, timeout=0.2, retry=once) as client:
+            with pytest.raises(DeadlineExceededError):
+                await client.sentiment("good")
 
 
 def test_client_waits_as_long_as_retry_after_asks() -> None:
