@@ -88,8 +88,9 @@ class Job:
     source: Path
     target: Path
 
-    def __call__(self, *flags: str, task: str = "sentiment") -> tuple[int, str]:
-        code, output, complaints = self.bert(task, "--file", str(self.source), "--output", str(self.target), *flags)
+    def __call__(self, *flags: str, task: str = "sentiment", **environ: str) -> tuple[int, str]:
+        files = ("--file", str(self.source), "--output", str(self.target))
+        code, output, complaints = self.bert(task, *files, *flags, **environ)
         assert output == ""
         return code, complaints
 
@@ -305,7 +306,7 @@ def test_bert_file_is_answered_row_by_row(job: Job, tmp_path: Path) -> None:
     job.source = tmp_path / "reviews.csv"
     long = "a " * 100
     job.source.write_text(f'id,review,label\n1,good,1\n2,,0\n3,{long},1\n4,"b ""c"",\nd",0\n5,x,y,z\n6,bad,0\n')
-    code, complaints = job("--column", "review", "--api-key", "secret")
+    code, complaints = job("--column", "review", BERT_API_KEY="secret")
     assert (code, complaints.partition(" error")[0]) == (0, "6 rows, 3 with an")
     rows = job.rows()
     assert [row["id"] for row in rows] == list("123456")
@@ -343,11 +344,13 @@ def test_bert_headers_are_sent_with_every_request(bert: Bert, tmp_path: Path) ->
     (tmp_path / "a.txt").write_text("good\n" * 20)
     with serve() as echo:
         headers = ("sentiment", "--header", "X-Key: s3cret:é", "--header", "Accept-Language:")
-        command = ("--header", "x-tenant:blue", *headers, "--file", str(tmp_path / "a.txt"), "--url", echo.url)
+        files = ("--file", str(tmp_path / "a.txt"), "--url", echo.url)
+        command = ("--api-key", "k", "--header", "x-tenant:blue", *headers, *files)
         assert bert(*command)[0] == 0
     for sent in echo.headers:
         given = sent["X-Tenant"], sent["X-Key"].encode("latin-1").decode(), sent["Accept-Language"]
         assert given == ("blue", "s3cret:é", "")
+        assert sent["Authorization"] == "Bearer k"
     assert len(echo.headers) == 3
 
 
@@ -989,6 +992,17 @@ def test_bert_file_is_sent_in_full_requests(tmp_path: Path, bert: Bert, monkeypa
         code, out, _ = bert("--url", echo.url, "sentiment", "--file", str(tmp_path / "texts.txt"))
     assert (code, out.count("good\tgood")) == (0, 1000)
     assert echo.paths.count("/sentiment") == 1000 / echo.limits["max_client_batch"]
+
+
+def test_read_ahead_raises_the_error_of_the_rows_after_them() -> None:
+    def rows() -> Iterator[Row]:
+        yield Row(1, {})
+        raise MemoryError
+
+    ahead = read_ahead(rows())
+    assert next(ahead)
+    with pytest.raises(MemoryError):
+        list(ahead)
 
 
 def test_read_ahead_that_is_left_ends_its_thread() -> None:
