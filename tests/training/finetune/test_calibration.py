@@ -11,30 +11,13 @@ import pytest
 import torch
 
 from model import BertForSequenceClassification, Tokenizer, load_checkpoint
+from tests.conftest import WORDS
 from training.examples.labelled import LabelledTexts, encode_texts
 from training.finetune import calibration
 from training.finetune.calibration import calibrate
 from training.metrics.classification import Answers, expected_calibration_error, predict_classification, reliability
 from training.problems.choose import problem_of
 from training.sources.documents import Document
-
-WORDS = [
-    "the",
-    "a",
-    "film",
-    "movie",
-    "was",
-    "is",
-    "good",
-    "bad",
-    "great",
-    "boring",
-    "and",
-    "i",
-    "loved",
-    "hated",
-    "it",
-]
 
 
 @pytest.fixture
@@ -47,7 +30,7 @@ def model(sentiment: Path) -> BertForSequenceClassification:
 def make_dev(tokenizer: Tokenizer, count: int, seed: int = 0) -> LabelledTexts:
     """Random texts with label 0."""
     rng = np.random.default_rng(seed)
-    texts = [" ".join(rng.choice(WORDS, rng.integers(2, 12))) for _ in range(count)]
+    texts = [" ".join(rng.choice(WORDS[:15], rng.integers(2, 12))) for _ in range(count)]
     documents = [Document((text,)) for text in texts]
     targets = np.tile(np.array([1, 0], np.float32), (count, 1))
     return encode_texts(documents, targets, "text", tokenizer, 64)
@@ -120,19 +103,12 @@ def test_calibrate_limits_the_weight_of_a_large_source(
     for count in (40, 400):  # the large source has ten times as many copies of the same texts
         model = load_checkpoint(sentiment).model
         assert isinstance(model, BertForSequenceClassification)
-        model.classifier.weight.data *= 20
         sure = label(model, make_dev(tokenizer, 40, seed=1), wrong=2)
         unsure = label(model, make_dev(tokenizer, 40, seed=2), wrong=18)
-        many = dataclasses.replace(
-            unsure,
-            text=RepeatedText(unsure, count // 40),
-            targets=np.tile(unsure.targets, (count // 40, 1)),
-            read=["text"] * count,
-        )
-        parts = {"sure": sure, "many": many}
-        temperatures.append(
-            calibrate(model, {name: predict_classification(model, texts) for name, texts in parts.items()})
-        )
+        answers = predict_classification(model, unsure)
+        copies = {name: getattr(answers, name).repeat(count // 40, 1) for name in ("logits", "targets")}
+        many = dataclasses.replace(answers, **copies, documents=list(range(count)))
+        temperatures.append(calibrate(model, {"sure": predict_classification(model, sure), "many": many}))
     assert temperatures[0] == pytest.approx(temperatures[1])
 
 
@@ -150,17 +126,3 @@ def test_calibrate_of_a_regression_changes_nothing(
     numbers = Answers(problem_of("regression", ["stars"]), torch.zeros(9, 1), torch.ones(9, 1), list(range(9)))
     assert calibrate(model, {"dev": numbers}) == 1
     assert not caplog.messages
-
-
-class RepeatedText:
-    """The documents of a text several times."""
-
-    def __init__(self, texts: LabelledTexts, times: int) -> None:
-        text = texts.text
-        documents, sentences = len(text.document_starts) - 1, len(text.sentence_starts) - 1
-        self.tokens = lambda first, last: text.tokens(first % size, (last - 1) % size + 1)
-        size = int(text.sentence_starts[-1])
-        assert documents == sentences
-        starts = [text.sentence_starts[:-1] + size * i for i in range(times)]
-        self.sentence_starts = np.concatenate([*starts, [size * times]])
-        self.document_starts = np.arange(documents * times + 1)
