@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import time
 from dataclasses import asdict
@@ -11,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from model import Tokenizer, load_checkpoint
+from model import load_checkpoint
 from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
 from tests.training.stages import made, put_network, save_new_network
-from tests.training.texts import squeezed, story
+from tests.training.texts import squeezed
 from training.command import main
-from training.errors import MissingTextError, RunError
+from training.errors import RunError
 from training.finetune.selection import SeedResult
 from training.pipeline import MIN_TRAINING_SHARE, Pipeline
 from training.recipe import Recipe, load_recipe
@@ -220,64 +219,6 @@ def command(recipe: Recipe) -> list[str]:
 # --- results
 
 
-def test_pipeline_of_two_recipes_in_one_folder_keeps_both_results(make_recipe: MakeRecipe) -> None:
-    first = make_recipe()
-    recipes = [first, of_size(first, 150)]
-    for recipe in recipes:
-        assert made(recipe, "tokenizer", "prepare")
-    stages = [[Pipeline(recipe).tokenizer, Pipeline(recipe).labelled] for recipe in recipes]
-    times = [(stage.folder / "done.json").stat().st_mtime_ns for pair in stages for stage in pair]
-    for recipe, pair in zip(recipes, stages, strict=True):
-        assert made(recipe, "tokenizer", "prepare")
-        assert [(recipe.folder / stage.name).resolve() for stage in pair] == [stage.folder for stage in pair]
-        assert (Tokenizer.load(recipe.folder / "tokenizer").vocab_size == 150) == (recipe is recipes[1])
-    assert times == [(stage.folder / "done.json").stat().st_mtime_ns for pair in stages for stage in pair]
-
-
-def test_pipeline_of_a_changed_file_keeps_the_earlier_result(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    text = tmp_path / "mine.txt"
-    rng = random.Random(1)
-    text.write_text("\n\n".join(story(rng) for _ in range(40)))
-    recipe = make_recipe(f'corpus.sources=[{{path="{text}"}}]', "finetune.train=[]")
-    assert made(recipe, "tokenizer", "prepare")
-    first = Pipeline(recipe).corpus
-    text.write_text(text.read_text() + "\n\n" + story(rng))
-    with pytest.raises(
-        RunError, match=r"no tokenizer of these settings; tokenizer-\w+ has files.*; run tokenizer first"
-    ):
-        made(recipe, "prepare")
-    assert made(recipe, "tokenizer", "prepare")
-    assert (recipe.folder / "corpus").resolve() == Pipeline(recipe).corpus.folder != first.folder
-    assert first.record is not None
-
-
-def test_pipeline_makes_a_damaged_corpus_again(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("finetune.train=[]")
-    corpus = Pipeline(recipe).corpus
-    file = next(corpus.folder.glob("*/tokens.npy"))
-    content = file.read_bytes()
-    file.write_bytes(content[:-2])
-    with pytest.raises(RunError, match="has no corpus of these settings; run prepare first"):
-        corpus.check()
-    assert made(recipe, "prepare")
-    assert file.read_bytes() == content
-
-
-def test_pipeline_without_its_text_uses_what_was_made_from_it(recipe: Recipe, caplog: pytest.LogCaptureFixture) -> None:
-    assert made(recipe, "tokenizer", "prepare")
-    before = keys(recipe)
-    (recipe.data / "stories.txt").unlink()
-    (recipe.data / "reviews.jsonl").unlink()
-    assert keys(recipe) == before
-    assert "stories.txt" in caplog.text
-    assert "what was prepared from it is used" in caplog.text
-    for text in recipe.folder.glob("stages/labelled-*/*/texts.jsonl.gz"):
-        text.unlink()
-    assert made(save_new_network(recipe), "prepare", "finetune")
-    with pytest.raises(MissingTextError, match=r"other\.txt"):
-        keys(recipe, 'corpus.sources=[{path="other.txt"}]')
-
-
 @pytest.mark.parametrize("name", LINKS)
 def test_pipeline_with_a_folder_in_place_of_a_link_is_refused(recipe: Recipe, name: str) -> None:
     (recipe.folder / name).mkdir(parents=True)
@@ -287,8 +228,15 @@ def test_pipeline_with_a_folder_in_place_of_a_link_is_refused(recipe: Recipe, na
 
 @pytest.mark.parametrize("key", ["pretrain.start", "pretrain.teacher", "finetune.pretrained", "soft_labels.teacher"])
 def test_pipeline_that_starts_from_a_link_of_its_own_run_is_refused(recipe: Recipe, key: str) -> None:
+    path = recipe.folder / "pretrained"
     with pytest.raises(RunError, match=rf"{key} is \S*tiny/pretrained, which changes with this run: give the run an"):
-        keys(recipe, f"{key}={recipe.folder / 'pretrained'}")
+        keys(recipe, f"{key}={path}")
+    recipe.folder.mkdir(parents=True)
+    path.symlink_to("stages/earlier")
+    with pytest.raises(
+        RunError, match=rf"{key} is {path}, .*: name {recipe.folder}/stages/earlier, or give the run an"
+    ):
+        keys(recipe, f"{key}={path}")
 
 
 def test_pipeline_links_lead_to_the_best_seed(make_recipe: MakeRecipe, sentiment: Path) -> None:
