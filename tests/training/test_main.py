@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import httpx
@@ -89,26 +89,6 @@ def test_all_classifier_has_equal_logits_in_transformers_and_is_served(trained: 
     assert scores == pytest.approx(dict(zip(ours.config.labels, logits.softmax(1)[0].tolist(), strict=True)), abs=0.01)
 
 
-def test_all_writes_a_report_with_tables_and_plots(trained: Path) -> None:
-    figures = json.loads((trained / "report.json").read_text())
-    assert figures["labels"] == ["NEGATIVE", "POSITIVE"]
-    assert figures["classification"]["reviews"]["texts"] == 20
-    report = (trained / "report.md").read_text()
-    for name in ("pretrained", "classifier"):
-        assert f"]({name}.png)" in report
-        assert (trained / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_all_writes_cards_without_broken_links(trained: Path) -> None:
-    for name in ("pretrained", "classifier"):
-        folder = trained / "export" / name
-        card = (folder / "README.md").read_text()
-        assert "\n    bert-train all recipe.json --data FOLDER\n" in card
-        pictures = re.findall(r"\]\((\S+\.png)\)", card)
-        assert pictures
-        assert all((folder / file).is_file() for file in pictures)
-
-
 def test_all_repeated_trains_nothing_again(trained: Path, recipe_file: Path, data: Path) -> None:
     def made() -> dict[Path, bytes]:
         return {file: file.read_bytes() for name in ("log.jsonl", "*.safetensors") for file in trained.rglob(name)}
@@ -137,17 +117,6 @@ def test_all_goes_from_prepared_text_to_report_and_export_where_the_text_is_not(
     assert "| reviews " in printed.getvalue(), "labelled texts are prepared"
     for name in ("pretrained", "classifier"):
         load_checkpoint(tmp_path / "there" / "tiny" / "export" / name)
-
-
-def test_all_without_labelled_texts(
-    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = make_recipe()
-    places = [f"data={recipe.data}", f"run={recipe.run}"]
-    assert main(["all", str(recipe_file), *places, "pretrain.tokens=512", "finetune.train=[]"]) == 0
-    assert "| stories " in capsys.readouterr().out
-    assert [path.name for path in (recipe.folder / "export").iterdir()] == ["pretrained"]
-    assert "| stories " in (recipe.folder / "export" / "pretrained" / "README.md").read_text()
 
 
 def test_all_from_a_pretrained_network_pretrains_no_other(
@@ -183,25 +152,6 @@ def test_all_finds_mistakes_before_it_trains(
     assert main(["all", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", override]) == 1
     assert message in capsys.readouterr().err
     assert not list(recipe.folder.glob("stages/pretrain-*"))
-
-
-@pytest.mark.parametrize(
-    ("key", "name"),
-    [
-        ("pretrain.start", "pretrained"),
-        ("finetune.pretrained", "pretrained"),
-        ("soft_labels.teacher", "classifier"),
-    ],
-)
-def test_all_refuses_to_start_from_a_link_that_it_changes(
-    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str], key: str, name: str
-) -> None:
-    recipe = make_recipe()
-    link = recipe.folder / name
-    link.symlink_to("stages/earlier")
-    assert main(["all", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", f"{key}={link}"]) == 1
-    advice = f"name {recipe.folder}/stages/earlier, or give the run another name"
-    assert f"{key} is {link}, which changes with this run: {advice}" in capsys.readouterr().err
 
 
 def test_all_refuses_to_overwrite_other_files_before_it_trains(
@@ -365,31 +315,6 @@ def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
     assert caplog.messages[-1] == f"next: bert-train pretrain {arguments}"
 
 
-def test_command_line_list_and_clean_know_which_results_are_needed(
-    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = make_recipe()
-    places = [str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]
-    assert main(["prepare", *places]) == 0
-
-    def listed(*changes: str) -> list[list[str]]:
-        assert main(["list", *places, *changes]) == 0
-        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        return [[line[0], Path(line[-1]).name.partition("-")[0]] for line in lines]
-
-    made = [["done", "tokenizer"], ["done", "labelled"], ["done", "corpus"]]
-    missing = [["missing", "pretrain"], ["missing", "finetune"], ["missing", "bag"]]
-    assert listed() == made + missing
-    made[1] = ["missing", "labelled"]
-    other = "finetune.dev_fraction=0.4"
-    assert listed(other) == [*made, *missing, ["unneeded", "labelled"]]
-    unneeded = Pipeline(recipe).labelled.folder
-    assert main(["clean", *places, other]) == 0
-    assert capsys.readouterr().out.split()[-1] == str(unneeded)
-    assert not unneeded.exists()
-    assert listed(other) == made + missing
-
-
 @pytest.mark.parametrize(
     ("command", "overrides", "following"),
     [
@@ -425,14 +350,12 @@ def test_command_line_signal_while_preparing_says_how_to_continue(
     assert "to continue: bert-train prepare quick 'run=/no where'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("environment", [{"RANK": "0"}, {"RANK": "abc", "WORLD_SIZE": "2"}])
 def test_command_line_in_the_environment_of_a_broken_launcher_is_one_clear_line(
-    recipe_file: Path, data: Path, tmp_path: Path, environment: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = start("list", str(recipe_file), f"data={data}", f"run={tmp_path}", environment=environment)
-    status, _, errors = finish(done)
-    assert status == 1
-    assert_one_line(errors, "error: the environment variable ")
+    set_ranks(monkeypatch, {"RANK": "0"})
+    assert main(["list", "quick"]) == 1
+    assert_one_line(capsys.readouterr().err, "error: the environment variable ")
 
 
 @pytest.mark.parametrize("command", ["tokenizer", "prepare", "soft-labels", "evaluate", "export", "all"])
@@ -462,18 +385,10 @@ def test_command_line_full_disk_while_logging_is_one_clear_line(
 ENDLESS = "pretrain.tokens=1_000_000_000"
 
 
-@contextmanager
-def hangup(disposition: signal.Handlers) -> Iterator[None]:
-    """Processes that are started here inherit what SIGHUP does, even if the tests were started under `nohup`."""
-    before = signal.signal(signal.SIGHUP, disposition)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-def until_logged(folder: Path, lines: int = 1) -> None:
-    """Wait until N lines with means are in the log of a training."""
+def until_logged(folder: Path) -> None:
+    """Wait until a line with means is in the log of a training."""
     log, ends = folder / "log.jsonl", time.monotonic() + PATIENCE
-    while not (log.is_file() and log.read_text().count('"train"') >= lines):
+    while not (log.is_file() and '"train"' in log.read_text()):
         assert time.monotonic() < ends
         time.sleep(0.05)
 
@@ -487,8 +402,7 @@ def test_console_that_is_closed_loses_no_training(
     recipe = make_recipe()
     folder = Pipeline(load_recipe(str(recipe_file), [*recipe.overrides, ENDLESS])).pretrain.folder
     reader, console = opened()
-    with hangup(signal.SIG_DFL):
-        process = start("pretrain", str(recipe_file), *recipe.overrides, ENDLESS, console=console)
+    process = start("pretrain", str(recipe_file), *recipe.overrides, ENDLESS, console=console)
     os.close(console)
     until_logged(folder)
     os.close(reader)
@@ -516,17 +430,3 @@ def test_console_escapes_letters_that_it_cannot_show(recipe_file: Path, data: Pa
     status, out, errors = finish(process)
     assert (status, errors) == (0, "")
     assert out.count(r"l\xe4ufe/tiny/stages/") == 6
-
-
-def test_training_that_ignores_hangups_goes_on_until_it_is_stopped(make_recipe: MakeRecipe, recipe_file: Path) -> None:
-    recipe = make_recipe()
-    folder = Pipeline(load_recipe(str(recipe_file), [*recipe.overrides, ENDLESS])).pretrain.folder
-    with hangup(signal.SIG_IGN):  # like nohup
-        process = start("pretrain", str(recipe_file), *recipe.overrides, ENDLESS)
-    until_logged(folder)
-    process.send_signal(signal.SIGHUP)
-    until_logged(folder, 3)
-    process.send_signal(signal.SIGTERM)
-    status, _, errors = finish(process)
-    assert status == 130
-    assert "stopped by SIGTERM at step" in errors
