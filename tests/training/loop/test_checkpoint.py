@@ -54,10 +54,6 @@ def test_checkpointer_resumes_what_it_saved(tmp_path: Path) -> None:
     assert all(torch.equal(mine[i][key], theirs[i][key]) for i in mine for key in mine[i])
 
 
-def test_checkpointer_without_a_checkpoint_has_nothing_to_resume(tmp_path: Path) -> None:
-    assert resumed_step(tmp_path) is None
-
-
 def test_checkpointer_keeps_the_newest_two(tmp_path: Path) -> None:
     for step in (1, 2, 9, 10):
         save(tmp_path, step)
@@ -76,10 +72,11 @@ def test_checkpointer_with_a_truncated_newest_file_resumes_the_one_before(
     assert "trying the checkpoint before" in caplog.text
 
 
-def test_checkpointer_ignores_what_an_interrupted_write_left(tmp_path: Path) -> None:
-    save(tmp_path, 1)
+def test_checkpointer_ignores_and_removes_what_an_interrupted_write_left(tmp_path: Path) -> None:
+    first = save(tmp_path, 1)
     (tmp_path / "state-000000002.part").write_bytes(b"half")
     assert resumed_step(tmp_path) == 1
+    assert {save(tmp_path, 3), first} == {*tmp_path.iterdir()}
 
 
 def test_checkpointer_interrupted_while_it_writes_leaves_nothing(
@@ -94,12 +91,6 @@ def test_checkpointer_interrupted_while_it_writes_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
     assert [file.name for file in tmp_path.iterdir()] == ["state-000000001.pt"]
-
-
-def test_checkpointer_removes_what_a_kill_left_unfinished(tmp_path: Path) -> None:
-    (tmp_path / "state-000000002.part").write_bytes(b"half")
-    save(tmp_path, 3)
-    assert [file.name for file in tmp_path.iterdir()] == ["state-000000003.pt"]
 
 
 # --- the disk

@@ -14,16 +14,6 @@ def test_rate_factor_is_between_0_and_1(progress: float, budget: int, warmup: in
     assert 0 <= rate_factor(progress * budget, budget, warmup, decay_fraction) <= 1
 
 
-def test_rate_factor_rises_stays_level_and_falls_to_0() -> None:
-    factors = [rate_factor(tokens, 100, 6, 0.3) for tokens in range(101)]
-    assert factors[0] == 0
-    assert factors[:7] == sorted(factors[:7])
-    assert factors[6:71] == [1.0] * 65
-    assert factors[70:] == sorted(factors[70:], reverse=True)
-    assert factors[85] == pytest.approx(0.5)
-    assert factors[100] == 0
-
-
 @pytest.mark.parametrize(
     ("tokens", "warmup", "decay_fraction", "factor"),
     [(0, 0, 0.5, 1), (10, 10, 1.0, 1), (55, 10, 1.0, 0.5), (100, 10, 0.0, 1)],

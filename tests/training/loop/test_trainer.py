@@ -211,14 +211,12 @@ def test_trainer_rate_warms_up_stays_level_and_falls(whole: tuple[Trainer, Path]
     assert rates[20:] == pytest.approx([1 - (n + 0.5) / 20 for n in range(20)])
 
 
-def test_trainer_evaluates_in_even_steps_and_at_the_end(tmp_path: Path) -> None:
-    trainer(tmp_path, Regression(), steps=20, max_evaluations=6, evaluate=lambda state: {"at": state.step}).run()
-    assert [line["at"] for line in lines(tmp_path, "evaluation")] == [4, 7, 10, 14, 17, 20]
-
-
-def test_trainer_with_fewer_steps_than_evaluations_evaluates_after_each(tmp_path: Path) -> None:
-    trainer(tmp_path, Regression(), steps=3, max_evaluations=20, evaluate=lambda state: {"at": state.step}).run()
-    assert [line["at"] for line in lines(tmp_path, "evaluation")] == [1, 2, 3]
+@pytest.mark.parametrize(("steps", "most", "expected"), [(20, 6, [4, 7, 10, 14, 17, 20]), (3, 20, [1, 2, 3])])
+def test_trainer_evaluates_in_even_steps_and_at_the_end(
+    tmp_path: Path, steps: int, most: int, expected: list[int]
+) -> None:
+    trainer(tmp_path, Regression(), steps=steps, max_evaluations=most, evaluate=lambda state: {"at": state.step}).run()
+    assert [line["at"] for line in lines(tmp_path, "evaluation")] == expected
 
 
 def test_trainer_refuses_ranks_that_cannot_share_a_step(tmp_path: Path) -> None:
@@ -366,16 +364,6 @@ def test_trainer_killed_again_and_again_ends_with_the_same_weights(tmp_path: Pat
     assert lines(tmp_path, "train") == lines(whole[1], "train"), "no line twice, none missing"
 
 
-def test_trainer_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        trainer(tmp_path, Regression(on_batch=at_step(5, kill))).run()
-    assert [line["step"] for line in lines(tmp_path, "train")] == [1, 2, 3, 4, 5]
-    again = trainer(tmp_path, Regression(), steps=6)
-    assert again.state.step == 0
-    again.run()
-    assert [line["step"] for line in lines(tmp_path, "train")][-6:] == [1, 2, 3, 4, 5, 6]
-
-
 def test_trainer_resumed_log_drops_later_and_incomplete_lines(tmp_path: Path) -> None:
     trainer(tmp_path, Regression(), steps=5).run()
     with (tmp_path / "log.jsonl").open("a") as log:
@@ -384,21 +372,12 @@ def test_trainer_resumed_log_drops_later_and_incomplete_lines(tmp_path: Path) ->
     assert max(line["step"] for line in lines(tmp_path)) == 5
 
 
-def test_trainer_finished_and_started_again_does_no_step(tmp_path: Path) -> None:
-    trainer(tmp_path, Regression(), steps=5).run()
-    before = lines(tmp_path)
-    task = Regression()
-    again = trainer(tmp_path, task, steps=5)
-    assert again.run()
-    assert task.seen == 0
-    assert lines(tmp_path) == before
-
-
 def test_trainer_stopped_in_its_last_step_is_evaluated_once_when_started_again(tmp_path: Path) -> None:
     tasks = Regression(on_batch=at_step(4, send(signal.SIGTERM))), Regression(), Regression()
     settings: dict[str, Any] = {"steps": 5, "max_evaluations": 1, "evaluate": lambda state: {"at": state.step}}
     finished = [trainer(tmp_path, task, **settings).run() for task in tasks]
     assert finished == [False, True, True]
+    assert tasks[2].seen == 0, "no step is repeated"
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [5]
 
 
@@ -539,16 +518,6 @@ def test_trainer_ranks_skip_the_same_step_and_decide_alike(tmp_path: Path) -> No
 
 
 # --- signals
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_trainer_finishes_the_step_and_saves_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    stopped = trainer(tmp_path, Regression(on_batch=at_step(2, send(number))))
-    assert not stopped.run()
-    assert stopped.state.step == 3
-    assert [file.name for file in tmp_path.glob("*.pt")] == ["state-000000003.pt"]
-    assert signal.getsignal(number) == before
 
 
 def test_trainer_ends_at_once_at_a_second_signal(tmp_path: Path) -> None:
