@@ -108,14 +108,6 @@ def test_even_parts_cover_the_whole_sentence(continues: list[bool]) -> None:
     assert 0 < min(parts) <= max(parts) <= LONGEST
 
 
-def test_encode_text_gives_16_bits_for_a_small_vocabulary_and_32_for_a_large_one() -> None:
-    large = Tokenizer.from_vocab([*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)), "the"])
-    assert ShardEncoder(TOKENIZER).encode_text(["the"], LONGEST).ids.dtype == np.uint16
-    encoded = ShardEncoder(large).encode_text(["the w69999"], LONGEST)
-    assert encoded.ids.dtype == np.uint32
-    assert encoded.ids.tolist() == [large.token_id("the"), large.token_id("w69999")]
-
-
 def assert_equal(one: EncodedShard, other: EncodedShard) -> None:
     assert np.array_equal(one.ids, other.ids)
     assert np.array_equal(one.sentence_starts, other.sentence_starts)

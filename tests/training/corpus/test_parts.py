@@ -80,26 +80,11 @@ def alphabet(**columns: Any) -> list[Row]:
 # --- labels
 
 
-def test_labels_are_numbered_in_the_order_of_the_recipe(tmp_path: Path) -> None:
-    rows = [{"text": "good", "label": "pos"}, {"text": "bad", "label": "neg"}, {"text": "a", "label": "neg"}]
-    labels = {"pos": "POSITIVE", "neg": "NEGATIVE"}
-    train, dev = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows), labels=labels))
-    assert [label for _, label in train] == [0, 1, 1]
-    assert not dev
-
-
 def test_labels_that_map_to_nothing_are_left_out(tmp_path: Path) -> None:
     rows = [{"text": str(stars), "label": stars} for stars in range(1, 6)]
     labels = {"1": "BAD", "2": "BAD", "3": "", "4": "GOOD", "5": "GOOD"}
     train, _ = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows), labels=labels))
     assert [(document.text, label) for document, label in train] == [("1", 0), ("2", 0), ("4", 1), ("5", 1)]
-
-
-def test_unknown_label_names_the_row_and_the_labels(tmp_path: Path) -> None:
-    rows = [{"text": "good", "label": 1}, {"text": "bad", "label": 7}]
-    message = r"texts\.jsonl, line 2: label '7' is not in finetune.labels \('0', '1'\); name every value"
-    with pytest.raises(SourceError, match=message):
-        parts(recipe_of(tmp_path, write(tmp_path, rows)))
 
 
 @pytest.mark.parametrize("number", [0, 3, 5])
@@ -110,19 +95,11 @@ def test_missing_label_is_counted_as_in_the_file(tmp_path: Path, number: int) ->
         parts(recipe_of(tmp_path, write(tmp_path, rows), dev_fraction=0.5))
 
 
-def test_label_without_any_text_is_an_error(tmp_path: Path) -> None:
-    rows = [{"text": f"good {letter}", "label": 1} for letter in "abc"]
-    with pytest.raises(RunError, match=r"finetune\.train has no text labelled NEGATIVE: is a file sorted"):
-        parts(recipe_of(tmp_path, write(tmp_path, rows)))
-
-
 def test_wrong_label_of_a_test_source_names_its_row(tmp_path: Path) -> None:
     source = write(tmp_path, [{"text": "bad", "label": 0}, {"text": "fine", "label": 1}])
     test = write(tmp_path, [{"text": "good", "label": 1}, {"text": "so-so", "label": 2}], name="test")
     with pytest.raises(SourceError, match=r"test\.jsonl, line 2: label '2' is not in "):
         parts(recipe_of(tmp_path, source, test=(test,)))
-    with pytest.raises(SourceError, match="test: fine-tuning needs the source's `label`"):
-        parts(recipe_of(tmp_path, source, test=(test.model_copy(update={"label": None}),)))
 
 
 def test_label_whose_texts_are_all_in_test_or_in_dev_is_an_error(tmp_path: Path) -> None:
@@ -204,38 +181,6 @@ def test_all_rows_are_the_texts_of_train_dev_and_test_fraction_but_not_of_test_t
         found = [document.text for document in text.read(chosen)]
         assert len(found) == len({*found} - {"f good"}) == expected
         assert ("a good" in found) == (not tested)
-
-
-def test_texts_of_test_sources_are_left_out_of_train_and_dev(tmp_path: Path) -> None:
-    test = write(tmp_path, [{"text": "Good<br /><br />film", "label": 1}], name="test")
-    rows = [
-        {"text": "good\n\nfilm", "label": 1},
-        {"text": "a good film", "label": 1},
-        {"text": "bad", "label": 0},
-    ]
-    train, _ = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows), test=(test,)))
-    assert texts(train) == ["a good film", "bad"]
-    rows = alphabet()
-    test = write(tmp_path, rows[:12], name="test")
-    train, dev = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows), test=(test,), dev_fraction=0.5))
-    assert dev
-    assert sorted(texts(train) + texts(dev)) == [row["text"] for row in rows[12:]]
-
-
-def test_no_text_is_in_both_train_and_dev(tmp_path: Path) -> None:
-    """Reviews that two products share, and the same in capitals in a second source."""
-    rows = [
-        {"text": f"{text} good", "label": number % 2, "film": f"{text} {film}"}
-        for number, text in enumerate(ascii_lowercase[:16])
-        for film in (1, 2)
-    ]
-    source = write(tmp_path, rows, group="film")
-    loud = write(tmp_path, [row | {"text": row["text"].upper()} for row in rows], name="loud")
-    train, dev = train_and_dev(recipe_of(tmp_path, source, loud, dev_fraction=0.2))
-    hashes = [{text_hash(text) for text in texts(part)} for part in (train, dev)]
-    assert all(hashes)
-    assert not hashes[0] & hashes[1]
-    assert len(hashes[0] | hashes[1]) == 16
 
 
 @pytest.mark.parametrize("treebank", ["kept", "both"])

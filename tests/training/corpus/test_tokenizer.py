@@ -11,7 +11,7 @@ import pytest
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from training.corpus.tokenizer import learn_tokenizer, make_tokenizer, sample, stripped_letters
 from training.errors import CorpusError
-from training.recipe import PretrainConfig, Recipe
+from training.recipe import Recipe
 
 
 def recipe(root: Path, sources: tuple[str, ...] = ("a.txt", "b.txt"), **tokenizer: Any) -> Recipe:
@@ -86,12 +86,3 @@ def test_learn_tokenizer_warns_of_another_size(root: Path, caplog: pytest.LogCap
 )
 def test_stripped_letters_are_those_that_readers_need(text: str, letters: str) -> None:
     assert stripped_letters([text]) == letters
-
-
-def test_make_tokenizer_copies_that_of_the_network_to_start_from(root: Path) -> None:
-    for name in ("first", "second"):
-        (root / name).mkdir()
-    make_tokenizer(recipe(root), root / "first")
-    continued = recipe(root, vocab_size=90).model_copy(update={"pretrain": PretrainConfig(start=root / "first")})
-    make_tokenizer(continued, root / "second")
-    assert Tokenizer.load(root / "second").to_json() == Tokenizer.load(root / "first").to_json()
