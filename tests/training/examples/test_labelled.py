@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
-from tests.conftest import MakeCheckpoint
 from tests.training.texts import MemoryText
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
@@ -23,7 +21,6 @@ from training.examples.labelled import (
     document_lengths,
     encode_texts,
     labelled_window,
-    trained_on,
 )
 from training.examples.loader import MicroBatches
 from training.examples.masking import Vocabulary, mask
@@ -58,12 +55,6 @@ def test_example_is_encoded_as_the_service_does(tokenizer: Tokenizer, text: str)
     served = tokenizer.encode(text, max_length=20, truncate=True, truncation="head_tail")
     assert example.input_ids.tolist() == served.input_ids
     assert not example.token_type_ids.any()
-
-
-def test_example_that_is_too_long_keeps_its_beginning_and_its_end(tokenizer: Tokenizer) -> None:
-    words = "abcdefghij"
-    example = labelled(tokenizer, (" ".join(words),), max_length=6).example(0, as_pair=False)
-    assert [tokenizer.token(i) for i in example.input_ids.tolist()] == ["[CLS]", "a", "b", "i", "j", "[SEP]"]
 
 
 def test_example_of_a_pair_has_two_segments_and_is_encoded_as_the_service_does(tokenizer: Tokenizer) -> None:
@@ -107,13 +98,6 @@ def test_readings_of_a_document(tokenizer: Tokenizer, fields: tuple[str, ...], r
     assert labelled(tokenizer, fields, read=read).readings(0) == readings
 
 
-def test_pair_with_an_empty_title_is_one_text(tokenizer: Tokenizer) -> None:
-    texts = labelled(tokenizer, ("", "a good film"), read="pair")
-    ((_, batch),) = texts.batches()
-    assert batch.packed.input_ids.tolist() == tokenizer.encode("a good film").input_ids
-    assert not batch.packed.token_type_ids.any()
-
-
 # --- an evaluation
 
 
@@ -143,18 +127,6 @@ def test_document_lengths_are_those_of_the_examples(tmp_path: Path, tokenizer: T
     texts = labelled_window(window, np.arange(len(rows)), tokenizer, 64)
     lengths = [len(texts.example(i, as_pair=read == "pair")) for i in range(len(texts))]
     assert document_lengths(window, 64).tolist() == lengths
-
-
-def test_labelled_window_is_truncated_to_the_positions_of_a_network(
-    tmp_path: Path, tokenizer: Tokenizer, save_sentiment: MakeCheckpoint
-) -> None:
-    served = load_checkpoint(save_sentiment(truncation="head_tail"))
-    text = "good film " * 60
-    made = stream(tmp_path, tokenizer, [{"text": f"{text} {i}", "label": i % 2} for i in range(4)])
-    window = made.text.window()
-    whole = labelled_window(window, trained_on(window), tokenizer, served.config.max_position_embeddings)
-    expected = tokenizer.encode(f"{text} 0", max_length=64, truncate=True, truncation="head_tail")
-    assert whole.example(0, as_pair=False).input_ids.tolist() == expected.input_ids
 
 
 # --- targets

@@ -23,8 +23,6 @@ from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
 from tests.training.stages import made, save_new_network
 from tests.training.texts import BLAME, PRAISE, sentence, squeezed
-from training.command import main
-from training.corpus.parts import Part
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.run import evaluate
@@ -118,21 +116,6 @@ def test_finetune_with_read_both_is_as_good_on_pairs_as_on_single_texts(
     assert abs(single - pair) <= 0.03
 
 
-def test_finetune_labels_join_values_and_leave_some_out(
-    make_recipe: MakeRecipe, tmp_path: Path, save_pretrained: MakeCheckpoint
-) -> None:
-    rng = random.Random(3)
-    rows = [{"text": sentence(rng) + f" {i}", "stars": 1 + i % 5} for i in range(50)]
-    (tmp_path / "stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    labels = {"1": "BAD", "2": "BAD", "3": "", "4": "GOOD", "5": "GOOD"}
-    source = SourceConfig(path=str(tmp_path / "stars.jsonl"), label="stars")
-    recipe = make_recipe("finetune.passes=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}")
-    recipe = changed(recipe, train=(source,), test=(), labels=labels)
-    assert made(recipe, "finetune")
-    assert load_checkpoint(recipe.folder / "classifier").config.labels == ["BAD", "GOOD"]
-    assert (PreparedText(recipe.folder / "labelled").column("parts") == Part.TRAIN).sum() == 40
-
-
 # --- what is kept --------------------------------------------------------------------------------------------------
 
 
@@ -203,26 +186,6 @@ def test_finetune_of_all_rows_takes_plan_calibration_and_configuration_of_the_be
     torch.testing.assert_close(weights_of[0], 2 * weights_of[1], rtol=1e-2, atol=1e-3)
 
 
-def test_finetune_keeps_no_state_of_a_finished_seed(finished: Recipe) -> None:
-    for seed in (1, 2):
-        kept = {path.name for path in seed_folder(finished, seed).iterdir()}
-        assert kept == {"done.json", "log.jsonl", "model", "rank-0", "recipe.json"}
-
-
-def test_finetune_trains_again_where_its_model_is_gone_or_damaged(make_recipe: MakeRecipe, finished: Recipe) -> None:
-    recipe = make_recipe("finetune.seeds=[1, 2]")
-    shutil.rmtree(recipe.folder)
-    shutil.copytree(finished.folder, recipe.folder, symlinks=True)
-    (seed_folder(recipe, 1) / "model" / "config.json").unlink()
-    (seed_folder(recipe, 2) / "model" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(RunError, match=r"has no finetune of these settings; .*run finetune first"):
-        Pipeline(recipe).results()
-    assert made(recipe, "finetune")
-    assert Pipeline(recipe).results() == Pipeline(finished).results()
-    for seed in (1, 2):
-        assert same(seed_folder(recipe, seed) / "model", seed_folder(finished, seed) / "model")
-
-
 def test_finetune_keeps_the_best_of_several_seeds(finished: Recipe) -> None:
     results = Pipeline(finished).results()
     assert list(results) == [1, 2]
@@ -272,26 +235,6 @@ def test_finetune_killed_ends_with_the_same_weights(
     assert Pipeline(recipe).results() == Pipeline(finished).results()
 
 
-def test_finetune_without_dev_keeps_the_last_weights(make_recipe: MakeRecipe) -> None:
-    recipe = save_new_network(make_recipe("finetune.dev_fraction=0", "finetune.passes=0.5"))
-    assert made(recipe, "finetune")
-    (result,) = Pipeline(recipe).results().values()
-    assert result.dev_score is None
-    assert (recipe.folder / "classifier" / "model.safetensors").is_file()
-
-
-def test_finetune_never_keeps_or_exports_weights_after_a_nan(
-    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = save_new_network(make_recipe())
-    assert main(command(recipe, recipe_file, "finetune.learning_rate=1e30", "checkpoint_minutes=1e-9")) == 1
-    assert "with a lower learning_rate" in capsys.readouterr().err
-    assert not (recipe.folder / "classifier").exists()
-    for file in recipe.folder.glob("stages/finetune-*/*.pt"):
-        saved = torch.load(file, weights_only=True)
-        assert all(tensor.isfinite().all() for tensor in saved["model"].values())
-
-
 def test_finetune_on_two_processes_prepares_text_once_and_keeps_one_classifier(
     make_recipe: MakeRecipe, recipe_file: Path
 ) -> None:
@@ -329,15 +272,12 @@ def test_classifier_starts_from_a_checkpoint_without_next_sentence_head(
     assert isinstance(classifier_from(source, FinetuneConfig(), 1), BertForSequenceClassification)
 
 
-def test_classifier_continues_from_a_classifier_of_the_same_labels(make_recipe: MakeRecipe, finished: Recipe) -> None:
+def test_classifier_continues_from_a_classifier_of_the_same_labels(finished: Recipe) -> None:
     source = load_checkpoint(finished.folder / "classifier").model
     assert isinstance(source, BertForSequenceClassification)
     further = classifier_from(source, FinetuneConfig(), seed=7)
     before = source.state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in further.state_dict().items())
-    start = f"finetune.pretrained={finished.folder / 'classifier'}"
-    recipe = make_recipe(start, "finetune.passes=0.2")
-    assert made(recipe, "finetune")
 
 
 def test_classifier_of_other_labels_gives_encoder_and_pooler(finished: Recipe) -> None:
@@ -401,14 +341,6 @@ def test_finetune_pretrained_that_is_no_checkpoint_names_the_key(make_recipe: Ma
         made(make_recipe(f"finetune.pretrained={tmp_path}"), "finetune")
 
 
-def test_finetune_pretrained_names_another_checkpoint(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:
-    elsewhere = save_pretrained("elsewhere")
-    recipe = make_recipe(f"finetune.pretrained={elsewhere}", "finetune.passes=0.2")
-    assert made(recipe, "finetune")
-    vocab_size = load_checkpoint(elsewhere).config.vocab_size
-    assert load_checkpoint(recipe.folder / "classifier").config.vocab_size == vocab_size
-
-
 def test_finetune_max_length_above_the_positions_of_the_network_is_refused(
     make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint
 ) -> None:
@@ -429,11 +361,6 @@ def test_finetune_on_pairs_from_a_network_of_one_token_type_is_refused(
         RunError, match=r"takes single texts only \(its type_vocab_size is 1\), not pairs: set read = \"text\""
     ):
         check_start(changed(recipe, train=pairs), start)
-
-
-def test_finetune_before_pretrain_names_the_command(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RunError, match=r"tiny has no pretrain of these settings; run pretrain first"):
-        made(make_recipe(), "finetune")
 
 
 def test_finetune_in_the_folder_of_a_running_process_is_refused(make_recipe: MakeRecipe) -> None:

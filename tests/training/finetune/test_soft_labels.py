@@ -97,23 +97,6 @@ def test_soft_labels_writes_the_teachers_probabilities_of_all_texts_to_train_on(
     assert caplog.messages[-1] == f"{follow(teacher)} labelled {len(rows)} texts"
 
 
-def test_soft_labels_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
-    assert made(recipe, "soft-labels")
-    window = labelled(recipe).window()
-    tokenizer, rows = Tokenizer.load(recipe.folder / "tokenizer"), trained_on(window)
-    probabilities, labels = window.column("target_probs")[rows], window.column("labels")[rows]
-    known = labels >= 0
-    targets = labelled_window(window, rows, tokenizer, 48, teacher_weight=0.25).targets[rows]
-    one_hot = np.eye(2)[labels[known]]
-    np.testing.assert_allclose(targets[known], 0.75 * one_hot + 0.25 * probabilities[known], atol=1e-6)
-    np.testing.assert_allclose(targets[~known], probabilities[~known], atol=1e-6)
-
-
-def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) -> None:
-    with pytest.raises(RunError, match=r"tiny has no soft_labels of these settings; run soft-labels first"):
-        made(recipe, "finetune")
-
-
 def test_soft_labels_interrupted_continues_with_the_missing_shards(recipe: Recipe) -> None:
     assert made(recipe, "soft-labels")
     text, whole = labelled(recipe), np.load(column(recipe))
@@ -142,13 +125,6 @@ def test_soft_labels_by_a_teacher_with_labels_in_another_order_are_found_by_name
     assert made(other, "soft-labels")
     assert (recipe.folder / "soft_labels").resolve() == soft_labels(other)
     np.testing.assert_array_equal(np.load(column(other)), np.load(column(recipe))[:, ::-1])
-
-
-def test_finetune_with_another_weight_of_the_teacher_uses_the_same_labels(recipe: Recipe) -> None:
-    other = set_teaching(recipe, weight=0.25)
-    assert made(recipe, "soft-labels", "finetune")
-    assert made(other, "finetune")
-    assert (recipe.folder / "finetune").resolve() == Pipeline(other).seeds[1].folder != Pipeline(recipe).seeds[1].folder
 
 
 def test_student_learns_from_the_teacher_where_labels_are_wrong(
