@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from training.errors import RecipeError
-from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, source_name, write_resolved
+from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, write_resolved
 
 SHIPPED = sorted(file.relative_to(RECIPES).with_suffix("").as_posix() for file in RECIPES.rglob("*.toml"))
 
@@ -212,22 +212,12 @@ def test_micro_batch_tokens_need_no_room_for_examples_of_pretraining_in_a_recipe
         load_recipe(str(recipe_file), longer)
 
 
-def test_batch_tokens_may_hold_several_micro_batches(recipe_file: Path) -> None:
-    recipe = load_recipe(str(recipe_file), ["pretrain.batch_tokens=768"])
-    assert recipe.pretrain.batch_tokens == 3 * recipe.micro_batch_tokens
-
-
 @pytest.mark.parametrize("columns", ['["text"]', '["title","summary","text"]'])
 @pytest.mark.parametrize("read", ["pair", "both"])
 def test_read_as_a_pair_needs_two_columns(recipe_file: Path, columns: str, read: str) -> None:
     source = f'finetune.train=[{{path="a.csv",text={columns},read="{read}"}}]'
     with pytest.raises(RecipeError, match=f"read = '{read}' needs two text columns, not"):
         load_recipe(str(recipe_file), [source])
-
-
-def test_read_as_text_takes_any_number_of_columns(recipe_file: Path) -> None:
-    source = 'finetune.train=[{path="a.csv",text=["title","summary","text"],read="text"}]'
-    assert load_recipe(str(recipe_file), [source]).finetune.train[0].read == "text"
 
 
 def test_labels_have_the_order_of_the_recipe_and_leave_out_empty_ones(recipe_file: Path) -> None:
@@ -239,12 +229,6 @@ def test_positions_of_a_network_cover_all_stages_and_whole_reviews(recipe_file: 
     assert load_recipe(str(recipe_file)).positions == 512
     longer = ["micro_batch_tokens=1024", "pretrain.batch_tokens=1024", "finetune.batch_tokens=1024"]
     assert load_recipe(str(recipe_file), [*longer, "finetune.max_length=800"]).positions == 800
-
-
-def test_source_name_is_safe_as_a_folder(recipe_file: Path) -> None:
-    sources = 'corpus.sources=[{path="x/my texts.v2.txt"},{hub="owner/name:config"},{path="y",name="../up"}]'
-    recipe = load_recipe(str(recipe_file), [sources])
-    assert [source_name(source) for source in recipe.corpus.sources] == ["my-texts", "owner-name-config", "up"]
 
 
 def test_resolved_recipe_is_read_back_equal(recipe_file: Path, tmp_path: Path) -> None:

@@ -153,13 +153,8 @@ def test_half_a_character_in_json_is_replaced(tmp_path: Path) -> None:
     assert texts(tmp_path, "a.jsonl") == ["half \ufffd whole 😀"]
 
 
-def test_rows_without_text_are_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", jsonl([{"text": " \n"}, {"text": None}, {"text": "x"}]))
-    assert texts(tmp_path, "a.jsonl") == ["x"]
-
-
 @pytest.mark.parametrize(
-    "odd", [{"id": 7}, {"text": None}, {"text": float("nan")}, {"text": 5}, {"text": True}, {"text": {"a": 1}}]
+    "odd", [{"id": 7}, *({"text": value} for value in (" \n", None, float("nan"), 5, True, {"a": 1}))]
 )
 def test_rows_whose_text_is_missing_or_no_text_are_skipped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: dict[str, Any]
@@ -457,6 +452,8 @@ def test_limit_does_not_hide_skipped_rows_and_warnings(tmp_path: Path, caplog: p
 def test_a_source_is_called_by_its_name_file_or_data_set() -> None:
     assert source_name(SourceConfig(path="a/b.jsonl.xz", name="mine")) == "mine"
     assert source_name(SourceConfig(path="a/b.jsonl.xz")) == "b"
+    assert source_name(SourceConfig(path="x/my texts.v2.txt")) == "my-texts"
+    assert source_name(SourceConfig(path="y", name="../up")) == "up"
     assert source_name(SourceConfig(hub="owner/set:plain")) == "owner-set-plain"
     assert source_name(SourceConfig(path="../*")) == "source"
 
@@ -537,15 +534,6 @@ def test_error_names_the_place_and_the_remedy(tmp_path: Path, name: str, content
     write(tmp_path / name, content)
     with pytest.raises(SourceError, match=message):
         read(tmp_path, name)
-
-
-def test_missing_label_column_is_named_with_those_there_are(tmp_path: Path) -> None:
-    write(tmp_path / "a.csv", table(","))
-    with pytest.raises(SourceError, match="it has no column 'stars'; its columns are 'title', 'text', 'label'"):
-        read(tmp_path, "a.csv", label="stars")
-    write(tmp_path / "a.jsonl", jsonl(ROWS))
-    with pytest.raises(SourceError, match="line 1: no column 'stars'; there are title, text, label"):
-        read(tmp_path, "a.jsonl", label="stars")
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,6 @@ def test_labelled_numbers_need_no_labels(tmp_path: Path) -> None:
             labels_of(tmp_path, {}, "1,5", value, problem_type="regression")
 
 
-def test_label_names_are_in_the_order_in_which_they_appear() -> None:
-    assert FinetuneConfig(labels=STARS).label_names == ["NEGATIVE", "POSITIVE"]
-    swapped = {"5": "GOOD", "1": "BAD", "4": "GOOD", "3": "", "2": "SO-SO"}
-    assert FinetuneConfig(labels=swapped).label_names == ["GOOD", "BAD", "SO-SO"]
-
-
 def test_label_name_of_a_regression_is_that_of_its_column() -> None:
     source = SourceConfig(path="a.jsonl", label="stars")
     assert FinetuneConfig(train=(source,), problem_type="regression").label_names == ["stars"]
