@@ -246,8 +246,11 @@ def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(ch
     assert "Traceback" not in output
 
 
-def test_service_whose_standard_streams_are_closed_exits_with_0(checkpoints: dict[str, str]) -> None:
-    script = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, [sys.executable, '-m', 'app'])"
+@pytest.mark.parametrize("streams", ["os.closerange(0, 3)", "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)"])
+def test_service_whose_standard_streams_are_closed_or_full_exits_with_0(
+    checkpoints: dict[str, str], streams: str
+) -> None:
+    script = f"import os, sys; {streams}; os.execv(sys.executable, [sys.executable, '-m', 'app'])"
     with running(checkpoints | WITHOUT_TORCH, script=script) as process:
         process.until_ready()
         process.send(signal.SIGTERM)
