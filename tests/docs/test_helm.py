@@ -158,8 +158,11 @@ def test_limits_are_the_requests_too_unless_these_are_given(render: Render) -> N
         (("replicas=many",), "want integer"),
         (("keda.enabled=true", "env.BERT_METRICS=key"), "KEDA sends no API key"),
         (("keda.enabled=true", "env.BERT_METRICS=false"), "KEDA sends no API key"),
-        (("podMonitor.enabled=true", "env.BERT_METRICS=key"), "set podMonitor.keySecret"),
+        (("podMonitor.enabled=true", "env.BERT_METRICS=key"), "podMonitor.keySecret"),
+        (("podMonitor.enabled=true", "env.BERT_METRICS=off"), "set env.BERT_METRICS=key"),
         (("preStopSeconds=0",), "minimum"),
+        (("keda.minReplicas=0",), "minimum"),
+        (("env.X.valueFrom.configMapKeyRef.name=x",), "got object"),
         (("env.BERT_DRAIN_SECONDS=60",), "set terminationGracePeriodSeconds"),
         (("env.BERT_PORT=9000",), "invalid propertyName 'BERT_PORT'"),
         (("env.BERT_API_KEYS=a",), "set keysSecret"),
@@ -173,9 +176,9 @@ def test_wrong_values_are_refused(helm: str, values: tuple[str, ...], reason: st
 
 
 def test_schema_has_every_value() -> None:
-    """`global` is Helm's own."""
+    """`global` is Helm's own, `enabled` the usual condition of a chart within another."""
     known = json.loads((CHART / "values.schema.json").read_text())["properties"].keys()
-    assert yaml.safe_load((CHART / "values.yaml").read_text()).keys() | {"global"} == known
+    assert yaml.safe_load((CHART / "values.yaml").read_text()).keys() | {"global", "enabled"} == known
 
 
 @pytest.mark.parametrize(
@@ -210,6 +213,7 @@ def test_two_releases_share_nothing(render: Render) -> None:
     for kind, part in one.items():
         assert part["metadata"]["name"] == "one"
         assert yaml.safe_load(yaml.safe_dump(part).replace("one", "two")) == other[kind]
+    assert render(*EVERYTHING, "fullnameOverride=two", name="one") == other
 
 
 def test_keda_owns_the_number_of_replicas(render: Render) -> None:

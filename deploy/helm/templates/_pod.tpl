@@ -1,7 +1,13 @@
+{{- /* The name of all parts. */}}
+{{- define "bert.name" }}{{ default .Release.Name .Values.fullnameOverride }}{{ end }}
+
+{{- /* Whether a value of BERT_METRICS means open. YAML reads `on` and `yes` as true. */}}
+{{- define "bert.open" }}{{ has (lower .) (list "open" "true" "on" "yes" "1" "<nil>") }}{{ end }}
+
 {{- /* The pods. The values podMetadata and podSpec are merged into them. */}}
 {{- define "bert.pod" }}
 metadata:
-  labels: { app.kubernetes.io/name: {{ .Release.Name }} }
+  labels: { app.kubernetes.io/name: {{ include "bert.name" . | quote }} }
 spec:
   enableServiceLinks: false # they would set BERT_PORT=tcp://... if the Service is called bert
   automountServiceAccountToken: false # the service never talks to the cluster
@@ -14,7 +20,7 @@ spec:
       topologyKey: kubernetes.io/hostname
       whenUnsatisfiable: ScheduleAnyway
       labelSelector:
-        matchLabels: { app.kubernetes.io/name: {{ .Release.Name }} }
+        matchLabels: { app.kubernetes.io/name: {{ include "bert.name" . | quote }} }
   containers:
     - name: bert
       image: {{ .Values.image | quote }}
