@@ -138,10 +138,10 @@ async def test_client_stream_answers_what_it_read_before_an_error_of_info(make: 
 
 async def test_async_client_calls_wait_for_a_connection_as_long_as_others_have_it() -> None:
     def slow(_: list[Any]) -> None:  # two of them take longer than the timeout
-        time.sleep(0.6)
+        time.sleep(1.6)
 
     with serve(slow) as echo:
-        async with AsyncBertClient(echo.url, timeout=1.0) as client:
+        async with AsyncBertClient(echo.url, timeout=3.0) as client:
             answers = await asyncio.gather(*(client.sentiment("good") for _ in range(250)))
     assert {label(answer) for answer in answers} == {"good"}
 
