@@ -16,7 +16,7 @@ import httpx
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import HIDDEN_INFO, Call, Chunk, ServiceInfo, encode, read_info
-from bert_client.http.retry import BROKEN, Reply, RetryPolicy, pause_before_retry
+from bert_client.http.retry import BROKEN, BUSY_STATUSES, Reply, RetryPolicy, pause_before_retry
 from bert_client.results import Model
 from bert_client.wire import FieldProblem
 
@@ -32,11 +32,15 @@ _ERRORS: dict[int, type[ProblemError]] = {
     503: errors.UnavailableError,
     504: errors.DeadlineExceededError,
 }
+_STATUSES_OF_ANY_SENDER = BUSY_STATUSES
+"""Statuses that mean the same from the service and from a gateway: no text is the cause."""
 _STATUSES_OF_AN_INPUT = frozenset({400, 413, 504})
 """Statuses that one input may cause: it cannot be read, is too large, or takes too long."""
 _INFO = "/info"
 _UNEXPECTED_ANSWERS = 3
 """Number of unexpected answers after which the inputs of a request may be the cause."""
+_UNEXPECTED = "unexpected_answer"
+"""Code of a response that is not the service's."""
 _SHOWN_CHARACTERS = 200
 """Length of the beginning of an unexpected answer in its error."""
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
@@ -188,7 +192,7 @@ class Exchange:
             elapsed, jitter = self.clock() - start, self.random()
             pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, is_ours=is_ours)
             cause = reply if isinstance(reply, httpx.RequestError) else None
-            died = UnexpectedAnswerError(None, "unexpected_answer", str(found)) if isinstance(cause, BROKEN) else found
+            died = UnexpectedAnswerError(None, _UNEXPECTED, str(found)) if isinstance(cause, BROKEN) else found
             is_enough = pause is None or attempt >= send.unexpected_answers
             if isinstance(died, UnexpectedAnswerError) and is_enough and (yield from self._is_there(send, found)):
                 return died
@@ -209,7 +213,7 @@ class Exchange:
         if send.path != _INFO:
             send = Send("GET", _INFO)
             found = self._read(send, (yield send), read_info)
-        if isinstance(found, UnexpectedAnswerError):
+        if isinstance(found, ProblemError) and found.code == _UNEXPECTED:
             return (found.status or 0) < 500 and self.info in (None, HIDDEN_INFO)
         return not isinstance(found, ConnectionFailedError)
 
@@ -226,7 +230,9 @@ class Exchange:
                 f"{self.base_url}{send.path}: responded {reply.status_code}{where}, not as bert-service: "
                 f"{shown!r}{self._through_proxy()}"
             )
-            return UnexpectedAnswerError(reply.status_code, "unexpected_answer", detail)
+            is_known = reply.status_code in _STATUSES_OF_ANY_SENDER
+            error = _ERRORS.get(reply.status_code, ProblemError) if is_known else UnexpectedAnswerError
+            return error(reply.status_code, _UNEXPECTED, detail)
 
     def _connection_error(self, error: httpx.RequestError) -> ConnectionFailedError:
         message = f"{self.base_url}: {str(error) or type(error).__name__}{self._through_proxy()}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import httpx
 
 Reply = httpx.Response | httpx.RequestError
-_BUSY_STATUSES = frozenset({408, 429, 503})
-"""Statuses of the service while it is busy, loading or draining."""
+BUSY_STATUSES = frozenset({408, 429, 503})
+"""Statuses of a service that is busy, loading or draining, and of a gateway that limits the rate."""
 _RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
 BROKEN = (httpx.ReadError, httpx.WriteError, httpx.ReadTimeout, httpx.WriteTimeout, httpx.RemoteProtocolError)
 """Errors of a connection that was open: a firewall or gateway may end it because of the contents."""
@@ -62,7 +62,7 @@ def retry_after(header: str | None) -> float:
 
 def _is_retried(reply: Reply, *, is_ours: bool) -> bool:
     if isinstance(reply, httpx.Response):
-        is_busy = reply.status_code in _BUSY_STATUSES or (reply.status_code == 504 and "retry-after" in reply.headers)
+        is_busy = reply.status_code in BUSY_STATUSES or (reply.status_code == 504 and "retry-after" in reply.headers)
         return is_busy or not is_ours
     if isinstance(reply, httpx.ProxyError):  # such as "503 Service Unavailable", the answer to CONNECT
         return str(reply).startswith("5")

@@ -28,6 +28,7 @@ from bert_client import (
     TooBusyError,
     TooLargeError,
     UnauthorizedError,
+    UnavailableError,
 )
 from tests.client.echo import LIMITS, problem_document, process_ended, serve
 
@@ -348,6 +349,20 @@ def test_client_text_that_a_firewall_refuses_gets_the_error(status: int) -> None
             client.sentiment(texts)
     assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)] == [700]
     assert (raised.value.status, raised.value.input_index) == (status, 700)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "requests"),
+    [(408, ProblemError, 4), (429, TooBusyError, 4), (503, UnavailableError, 4)],
+)
+def test_client_answer_of_a_gateway_that_concerns_no_text_halves_no_request(
+    status: int, kind: type[ProblemError], requests: int
+) -> None:
+    retry = RetryPolicy(attempts=4, first_pause=0)
+    shown = f"{status}, not as bert-service: '<html>refused</html>'"
+    with serve(lambda _: status) as echo, BertClient(echo.url, retry=retry) as client, pytest.raises(kind, match=shown):
+        list(client.sentiment_stream(["text"] * 8))
+    assert echo.paths == ["/info"] + ["/sentiment"] * requests
 
 
 def test_client_stream_ends_when_a_firewall_refuses_everything_later() -> None:
