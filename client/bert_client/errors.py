@@ -88,7 +88,7 @@ class UnexpectedAnswerError(ProblemError):
 
 
 class UnauthorizedError(ProblemError):
-    """An API key is needed, or the given one is wrong."""
+    """An API key is needed, or the given one is wrong. With status 407, the name and password for a proxy."""
 
 
 class TooLargeError(ProblemError):

@@ -109,7 +109,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except ConnectionFailedError as error:
         return _fail(str(error), UNREACHABLE)
     except UnauthorizedError as error:
-        return _fail(f"{error}; give --api-key or BERT_API_KEY", REFUSED)
+        return _fail(f"{error}{'; check --api-key or BERT_API_KEY' * (error.status == 401)}", REFUSED)
     except BrokenPipeError:
         raise
     except (BertServiceError, TableError, OSError) as error:

@@ -26,14 +26,16 @@ Read = Callable[[httpx.Response], T]
 
 _ERRORS: dict[int, type[ProblemError]] = {
     401: errors.UnauthorizedError,
+    407: errors.UnauthorizedError,
     413: errors.TooLargeError,
     422: errors.InvalidInputError,
     429: errors.TooBusyError,
     503: errors.UnavailableError,
     504: errors.DeadlineExceededError,
 }
-_STATUSES_OF_ANY_SENDER = BUSY_STATUSES
+_STATUSES_OF_ANY_SENDER = BUSY_STATUSES | {401, 407}
 """Statuses that mean the same from the service and from a gateway: no text is the cause."""
+_CREDENTIALS = {401: "; check `api_key`", 407: "; check the name and password for the proxy"}
 _STATUSES_OF_AN_INPUT = frozenset({400, 413, 504})
 """Statuses that one input may cause: it cannot be read, is too large, or takes too long."""
 _INFO = "/info"
@@ -204,17 +206,24 @@ class Exchange:
                 return found
 
     def _is_there(self, send: Send, answer: ProblemError | ConnectionFailedError) -> Flow[bool]:
-        """Whether the service answers `/info`, or a proxy hides it.
+        """Whether the service answers `/info`, or a gateway hides it.
 
         The service is away if the answer to `/info` is a status from 500 on that is not the service's, or if `/info`
         could be read before.
+
+        Raises:
+            UnexpectedAnswerError: the request and `/info` are not found, so there is no service at the address.
         """
         found: object = answer
         if send.path != _INFO:
             send = Send("GET", _INFO)
             found = self._read(send, (yield send), read_info)
         if isinstance(found, ProblemError) and found.code == _UNEXPECTED:
-            return (found.status or 0) < 500 and self.info in (None, HIDDEN_INFO)
+            is_hidden = self.info in (None, HIDDEN_INFO)
+            if is_hidden and found is not answer and {found.status, getattr(answer, "status", None)} == {404}:
+                detail = f"there is no bert-service at {self.base_url}, because {found.detail}"
+                raise UnexpectedAnswerError(404, _UNEXPECTED, detail)
+            return (found.status or 0) < 500 and is_hidden
         return not isinstance(found, ConnectionFailedError)
 
     def _read(self, send: Send, reply: Reply, read: Read[T]) -> T | ProblemError | ConnectionFailedError:
@@ -228,7 +237,7 @@ class Exchange:
             shown = " ".join(reply.text.split())[:_SHOWN_CHARACTERS]
             detail = (
                 f"{self.base_url}{send.path}: responded {reply.status_code}{where}, not as bert-service: "
-                f"{shown!r}{self._through_proxy()}"
+                f"{shown!r}{_CREDENTIALS.get(reply.status_code, '')}{self._through_proxy()}"
             )
             is_known = reply.status_code in _STATUSES_OF_ANY_SENDER
             error = _ERRORS.get(reply.status_code, ProblemError) if is_known else UnexpectedAnswerError

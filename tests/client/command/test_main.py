@@ -834,7 +834,7 @@ def test_bert_masks_of_a_file_are_filled(job: Job, tmp_path: Path) -> None:
 def test_bert_without_a_key_says_how_to_give_one(bert: Bert) -> None:
     code, _, complaint = bert("sentiment", "good")
     assert code == 1
-    assert complaint.endswith("(401 unauthorized); give --api-key or BERT_API_KEY\n")
+    assert complaint.endswith("(401 unauthorized); check --api-key or BERT_API_KEY\n")
 
 
 def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
@@ -1154,14 +1154,19 @@ def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(job: Job) ->
     assert errors == [f"{url} {status}, not as bert-service: '{html}'" for status in (403, 302, 200)]
 
 
-@pytest.mark.parametrize("refusal", [200, 501])
+@pytest.mark.parametrize("refusal", [200, 404, 501])
 def test_bert_job_at_a_wrong_address_ends_soon_and_shows_the_answer(job: Job, tmp_path: Path, refusal: int) -> None:
     job.number_texts(200)
     with serve(lambda _: refusal) as echo:
         echo.hides_info = True
         code, complaint = job("--url", echo.url)
     assert code == 1
-    assert f"/sentiment: responded {refusal}, not as bert-service: '<html>refused</html>' ({refusal} " in complaint
+    if refusal == 404:
+        answer = f"{echo.url}/info: responded 404, not as bert-service: '<html>not found</html>'"
+        assert f"bert: there is no bert-service at {echo.url}, because {answer} (404 " in complaint
+        assert len(echo.paths) <= 3 + 4 * (3 + 1)  # /info, and for each request at once, thrice the request and /info
+    else:
+        assert f"/sentiment: responded {refusal}, not as bert-service: '<html>refused</html>' ({refusal} " in complaint
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 

@@ -353,7 +353,13 @@ def test_client_text_that_a_firewall_refuses_gets_the_error(status: int) -> None
 
 @pytest.mark.parametrize(
     ("status", "kind", "requests"),
-    [(408, ProblemError, 4), (429, TooBusyError, 4), (503, UnavailableError, 4)],
+    [
+        (401, UnauthorizedError, 1),
+        (407, UnauthorizedError, 1),
+        (408, ProblemError, 4),
+        (429, TooBusyError, 4),
+        (503, UnavailableError, 4),
+    ],
 )
 def test_client_answer_of_a_gateway_that_concerns_no_text_halves_no_request(
     status: int, kind: type[ProblemError], requests: int
