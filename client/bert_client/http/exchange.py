@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,6 +42,7 @@ _STATUSES_OF_AN_INPUT = frozenset({400, 413, 504})
 _INFO = "/info"
 _UNEXPECTED_ANSWERS = 3
 """Number of unexpected answers after which the inputs of a request may be the cause."""
+_PROBLEM_TYPE = "urn:bert-service:problem:"
 _UNEXPECTED = "unexpected_answer"
 """Code of a response that is not the service's."""
 _SHOWN_CHARACTERS = 200
@@ -190,9 +192,9 @@ class Exchange:
             found = self._read(send, reply, read)
             if not isinstance(found, ProblemError | ConnectionFailedError):
                 return found
-            is_ours = not isinstance(found, UnexpectedAnswerError)
+            status = None if isinstance(found, UnexpectedAnswerError | ConnectionFailedError) else found.status
             elapsed, jitter = self.clock() - start, self.random()
-            pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, is_ours=is_ours)
+            pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, status=status)
             cause = reply if isinstance(reply, httpx.RequestError) else None
             died = UnexpectedAnswerError(None, _UNEXPECTED, str(found)) if isinstance(cause, BROKEN) else found
             is_enough = pause is None or attempt >= send.unexpected_answers
@@ -230,18 +232,18 @@ class Exchange:
         """The result in a response, or the error."""
         if isinstance(reply, httpx.RequestError):
             return self._connection_error(reply)
-        try:
-            return read(reply) if reply.is_success else problem_of(reply)
-        except (ValueError, KeyError, TypeError):
-            where = f" to {reply.headers['location']}" if reply.has_redirect_location else ""
-            shown = " ".join(reply.text.split())[:_SHOWN_CHARACTERS]
-            detail = (
-                f"{self.base_url}{send.path}: responded {reply.status_code}{where}, not as bert-service: "
-                f"{shown!r}{_CREDENTIALS.get(reply.status_code, '')}{self._through_proxy()}"
-            )
-            is_known = reply.status_code in _STATUSES_OF_ANY_SENDER
-            error = _ERRORS.get(reply.status_code, ProblemError) if is_known else UnexpectedAnswerError
-            return error(reply.status_code, _UNEXPECTED, detail)
+        for parse in (read, problem_of) if reply.is_success else (problem_of,):
+            with suppress(ValueError, KeyError, TypeError):
+                return parse(reply)
+        where = f" to {reply.headers['location']}" if reply.has_redirect_location else ""
+        shown = " ".join(reply.text.split())[:_SHOWN_CHARACTERS]
+        detail = (
+            f"{self.base_url}{send.path}: responded {reply.status_code}{where}, not as bert-service: "
+            f"{shown!r}{_CREDENTIALS.get(reply.status_code, '')}{self._through_proxy()}"
+        )
+        is_known = reply.status_code in _STATUSES_OF_ANY_SENDER
+        error = _ERRORS.get(reply.status_code, ProblemError) if is_known else UnexpectedAnswerError
+        return error(reply.status_code, _UNEXPECTED, detail)
 
     def _connection_error(self, error: httpx.RequestError) -> ConnectionFailedError:
         message = f"{self.base_url}: {str(error) or type(error).__name__}{self._through_proxy()}"
@@ -287,8 +289,11 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
 
 
 def problem_of(response: httpx.Response) -> ProblemError:
-    """Read a problem document. Raises ValueError, KeyError or TypeError if it is not the service's."""
-    error = _ERRORS.get(response.status_code, ProblemError)
+    """Read a problem document, of which a gateway may have changed the HTTP status. Raises ValueError, KeyError or
+    TypeError if it is not the service's."""
     body = response.json()
     faults = tuple(FieldProblem(fault["message"], list(fault["loc"])) for fault in body["errors"])
-    return error(response.status_code, body["code"], body["detail"], body["request_id"], faults)
+    status = int(body["status"]) if str(body.get("type")).startswith(_PROBLEM_TYPE) else response.status_code
+    if status < 400:
+        raise ValueError(f"{status} is no problem")
+    return _ERRORS.get(status, ProblemError)(status, body["code"], body["detail"], body["request_id"], faults)

@@ -36,18 +36,19 @@ class RetryPolicy:
 
 
 def pause_before_retry(
-    policy: RetryPolicy, reply: Reply, attempt: int, elapsed: float, jitter: float, *, is_ours: bool = True
+    policy: RetryPolicy, reply: Reply, attempt: int, elapsed: float, jitter: float, *, status: int | None = None
 ) -> float | None:
     """Seconds to wait after a failed attempt, or None to give up.
 
     Args:
         attempt: Number of the attempt, from 1.
         elapsed: Seconds since the first attempt.
-        is_ours: Whether a response is the service's. Any other is retried, as a failed connection is.
+        status: Status of the service's problem, which a gateway may have sent with another one. None for a response
+            that is retried whatever its status, as a failed connection is.
         jitter: A number in [0, 1), which spreads callers that failed together. The pause is between half and all of its
             length, and is added to the time that `Retry-After` asks for.
     """
-    if attempt >= policy.attempts or not _is_retried(reply, is_ours=is_ours):
+    if attempt >= policy.attempts or not _is_retried(reply, status):
         return None
     backoff = min(policy.first_pause * 2.0 ** min(attempt - 1, 100), policy.longest_pause)
     asked = retry_after(reply.headers.get("retry-after")) if isinstance(reply, httpx.Response) else 0.0
@@ -60,10 +61,9 @@ def retry_after(header: str | None) -> float:
     return float(header) if header and header.strip().isdecimal() else 0.0
 
 
-def _is_retried(reply: Reply, *, is_ours: bool) -> bool:
+def _is_retried(reply: Reply, status: int | None) -> bool:
     if isinstance(reply, httpx.Response):
-        is_busy = reply.status_code in BUSY_STATUSES or (reply.status_code == 504 and "retry-after" in reply.headers)
-        return is_busy or not is_ours
+        return status is None or status in BUSY_STATUSES or (status == 504 and "retry-after" in reply.headers)
     if isinstance(reply, httpx.ProxyError):  # such as "503 Service Unavailable", the answer to CONNECT
         return str(reply).startswith("5")
     return isinstance(reply, _RETRIED_ERRORS) and _CERTIFICATE_REFUSED not in str(reply)

@@ -142,6 +142,14 @@ def refuse_wrong(inputs: list[str], named: int = 100) -> httpx.Response:
     return of_document(document) if document else ok(inputs)
 
 
+@pytest.mark.parametrize("status", [200, 400, 401, 502, 503])
+def test_answer_problem_is_read_whatever_status_a_gateway_gives_it(status: int) -> None:
+    document = problem_document(422, "empty_text", "empty", {0: "empty"}) | {"type": "urn:bert-service:problem:x"}
+    outcomes, steps = ask(["", "a"], lambda inputs: ok(inputs) if inputs[0] else httpx.Response(status, json=document))
+    assert labels(outcomes) == ["empty_text", "a"]
+    assert (outcomes[0].status, steps) == (422, [["", "a"], ["a"]])
+
+
 def test_answer_all_named_inputs_leave_the_request_at_once_each_with_its_message() -> None:
     outcomes, steps = ask(["wrong 1", "a", "wrong 2", "wrong 1", "b"], refuse_wrong, first=100)
     assert steps == [["wrong 1", "a", "wrong 2", "wrong 1", "b"], ["a", "b"]]

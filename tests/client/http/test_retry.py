@@ -15,7 +15,7 @@ POLICY = RetryPolicy(attempts=4, deadline=10, first_pause=1, longest_pause=3)
 
 def pause(reply: Any, attempt: int = 1, elapsed: float = 0, jitter: float = 0.5) -> float | None:
     answer = httpx.Response(reply[0], headers=reply[1]) if isinstance(reply, tuple) else reply
-    return pause_before_retry(POLICY, answer, attempt, elapsed, jitter)
+    return pause_before_retry(POLICY, answer, attempt, elapsed, jitter, status=getattr(answer, "status_code", None))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_pause_before_retry_lasting_failures_are_not_retried(reply: Any) -> None
 
 @pytest.mark.parametrize("status", [200, 302, 400, 403, 413, 500, 502, 504, 526])
 def test_pause_before_retry_answer_that_is_not_the_services_is_retried(status: int) -> None:
-    assert pause_before_retry(POLICY, httpx.Response(status), 1, 0, 0.5, is_ours=False) == 0.75
+    assert pause_before_retry(POLICY, httpx.Response(status), 1, 0, 0.5) == 0.75
 
 
 def test_pause_before_retry_doubles_up_to_a_limit_with_jitter() -> None:
