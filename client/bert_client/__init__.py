@@ -14,6 +14,7 @@ from bert_client.errors import (
     ConnectionFailedError,
     DeadlineExceededError,
     InvalidInputError,
+    NoResponseError,
     ProblemError,
     TooBusyError,
     TooLargeError,
@@ -31,4 +32,4 @@ __all__ = ["AsyncBertClient", "BertClient", "RetryPolicy"]
 __all__ += ["FillMaskResult", "LabelPrediction", "LabelResult", "Mask", "Model", "TokenPrediction"]
 __all__ += ["BertServiceError", "ConnectionFailedError", "ProblemError", "UnexpectedAnswerError"]
 __all__ += ["DeadlineExceededError", "InvalidInputError", "TooBusyError", "TooLargeError", "UnauthorizedError"]
-__all__ += ["UnavailableError"]
+__all__ += ["NoResponseError", "UnavailableError"]

@@ -82,9 +82,13 @@ class ProblemError(BertServiceError):
 
 
 class UnexpectedAnswerError(ProblemError):
-    """The response is not the service's: a gateway, proxy, firewall or another service sent it, or ended the connection
-    of this request while others are answered. The request was tried again like a failed connection. `status` is the
-    response's, and `detail` shows the beginning of its content; without a response, `status` is None."""
+    """The response is not the service's: a gateway, proxy, firewall or another service sent it. The request was tried
+    again like a failed connection. `status` is the response's, and `detail` shows the beginning of its content."""
+
+
+class NoResponseError(ConnectionFailedError, ProblemError):
+    """A request got no response, and its input may be the cause, because the service answers others. A stream yields
+    it. `code` is `timeout` or `connection_broken`, and `status` is None."""
 
 
 class UnauthorizedError(ProblemError):

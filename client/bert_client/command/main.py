@@ -220,7 +220,8 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
     for number, (text, result) in enumerate(zip(texts, _ask(client, given)(texts), strict=True), 1):
         if isinstance(result, ProblemError):
             place = f"text {number}: " if len(texts) > 1 else ""
-            code = _fail(f"{place}{result.at(None)}", REFUSED)
+            is_refused = not isinstance(result, ConnectionFailedError)
+            code = _fail(f"{place}{result.at(None)}", REFUSED if is_refused else UNREACHABLE)
             continue
         if given.json:
             print(printable(json.dumps(asdict(result), ensure_ascii=False)))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from bert_client import errors
-from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
+from bert_client.errors import ConnectionFailedError, NoResponseError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import HIDDEN_INFO, Call, Chunk, ServiceInfo, encode, read_info
 from bert_client.http.retry import BROKEN, BUSY_STATUSES, Reply, RetryPolicy, pause_before_retry
 from bert_client.results import Model
@@ -37,6 +37,8 @@ _ERRORS: dict[int, type[ProblemError]] = {
 _STATUSES_OF_ANY_SENDER = BUSY_STATUSES | {401, 407}
 """Statuses that mean the same from the service and from a gateway: no text is the cause."""
 _CREDENTIALS = {401: "; check `api_key`", 407: "; check the name and password for the proxy"}
+_MAYBE_OF_AN_INPUT = (UnexpectedAnswerError, NoResponseError)
+"""Errors that one input may cause if the service is there: a gateway refuses it, or ends the connection."""
 _STATUSES_OF_AN_INPUT = frozenset({400, 413, 504})
 """Statuses that one input may cause: it cannot be read, is too large, or takes too long."""
 _INFO = "/info"
@@ -162,7 +164,7 @@ class Exchange:
             if found.status == 504 and self.clock() - start >= self.policy.deadline:
                 raise found
             failed, rest = isolate(found, inputs)
-            if failed and (isinstance(found, UnexpectedAnswerError) or found.status == 504 or found.ended_process):
+            if failed and (isinstance(found, _MAYBE_OF_AN_INPUT) or found.status == 504 or found.ended_process):
                 failures.count += 1
                 if failures.count >= failures.limit:
                     raise found
@@ -195,15 +197,13 @@ class Exchange:
             status = None if isinstance(found, UnexpectedAnswerError | ConnectionFailedError) else found.status
             elapsed, jitter = self.clock() - start, self.random()
             pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, status=status)
-            cause = reply if isinstance(reply, httpx.RequestError) else None
-            died = UnexpectedAnswerError(None, _UNEXPECTED, str(found)) if isinstance(cause, BROKEN) else found
             is_enough = pause is None or attempt >= send.unexpected_answers
-            if isinstance(died, UnexpectedAnswerError) and is_enough and (yield from self._is_there(send, found)):
-                return died
+            if isinstance(found, _MAYBE_OF_AN_INPUT) and is_enough and (yield from self._is_there(send, found)):
+                return found
             if pause is not None:
                 yield Wait(pause)
             elif isinstance(found, UnexpectedAnswerError | ConnectionFailedError):
-                raise found from cause
+                raise found
             else:
                 return found
 
@@ -249,7 +249,11 @@ class Exchange:
         message = f"{self.base_url}: {str(error) or type(error).__name__}{self._through_proxy()}"
         if any(reason in message for reason in _NOT_TLS):
             message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
-        return ConnectionFailedError(message)
+        code = "timeout" if isinstance(error, httpx.TimeoutException) else "connection_broken"
+        was_open = isinstance(error, BROKEN)
+        failure = NoResponseError(None, code, message) if was_open else ConnectionFailedError(message)
+        failure.__cause__ = error
+        return failure
 
     def _through_proxy(self) -> str:
         variable = self.proxy_variable
@@ -280,7 +284,7 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
         return {i: faults[inputs[i]] for i in indices if inputs[i] in faults}, [rest] if rest else []
     if error.ended_process:
         return dict.fromkeys(indices, error), []
-    if error.status not in _STATUSES_OF_AN_INPUT and not isinstance(error, UnexpectedAnswerError):
+    if error.status not in _STATUSES_OF_AN_INPUT and not isinstance(error, _MAYBE_OF_AN_INPUT):
         raise error
     if len(inputs) > 1:
         middle = len(inputs) // 2

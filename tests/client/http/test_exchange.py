@@ -108,6 +108,13 @@ def test_answer_last_attempt_raises_the_connection_error() -> None:
     assert isinstance(raised.value.__cause__, httpx.ConnectError)
 
 
+def test_answer_input_without_a_response_is_a_connection_error() -> None:
+    (outcome,), _ = ask(["a"], lambda _: httpx.ReadTimeout("slow"))
+    assert (isinstance(outcome, ConnectionFailedError), outcome.status, outcome.code) == (True, None, "timeout")
+    with pytest.raises(ConnectionFailedError, match="slow"):
+        ask(["a"], lambda _: httpx.ReadTimeout("slow"), failures=FailureCounter(limit=1))
+
+
 def test_answer_error_does_not_repeat_the_index_in_the_request() -> None:
     body = {"code": "invalid_request", "detail": "inputs.1: must be a pair", "request_id": "r1"}
     faults = [{"message": "must be a pair", "loc": ["inputs", 1]}]
