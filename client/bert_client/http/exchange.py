@@ -7,6 +7,7 @@ a request fail, are written and tested once; `BertClient` and `AsyncBertClient` 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ _ERRORS: dict[int, type[ProblemError]] = {
     503: errors.UnavailableError,
     504: errors.DeadlineExceededError,
 }
-_STATUSES_OF_ANY_SENDER = BUSY_STATUSES | {401, 407}
-"""Statuses that mean the same from the service and from a gateway: no text is the cause."""
+_ERRORS_OF_ANY_SENDER = {status: _ERRORS.get(status, ProblemError) for status in (401, 407, 504, *BUSY_STATUSES)}
+"""Errors whose status means the same from the service and from a gateway."""
 _CREDENTIALS = {401: "; check `api_key`", 407: "; check the name and password for the proxy"}
 _MAYBE_OF_AN_INPUT = (UnexpectedAnswerError, NoResponseError)
 """Errors that one input may cause if the service is there: a gateway refuses it, or ends the connection."""
@@ -47,6 +48,7 @@ _UNEXPECTED_ANSWERS = 3
 _PROBLEM_TYPE = "urn:bert-service:problem:"
 _UNEXPECTED = "unexpected_answer"
 """Code of a response that is not the service's."""
+_TIMEOUT = "timeout"
 _SHOWN_CHARACTERS = 200
 """Length of the beginning of an unexpected answer in its error."""
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
@@ -64,6 +66,8 @@ class Send:
     path: str
     body: bytes | None = None
     request_id: str | None = None
+    can_be_halved: bool = False
+    """Whether it has several inputs. If it is too slow, it is repeated only if it has one."""
     unexpected_answers: int = _UNEXPECTED_ANSWERS
     """Number of unexpected answers after which its inputs may be the cause."""
 
@@ -77,12 +81,14 @@ class Wait:
 
 @dataclass(slots=True)
 class FailureCounter:
-    """Counts consecutive inputs without an answer from the service, over all requests of a list or stream. A request
-    that ended the inference process counts as one input."""
+    """Counts consecutive inputs without an answer from the service, over all requests of a list or stream, and bounds
+    these requests after one was too slow. A request that ended the inference process counts as one input."""
 
     limit: int = 20
     """Number of failures that cannot be the fault of the inputs, so the error is raised."""
     count: int = 0
+    max_inputs: int = sys.maxsize
+    """Number of inputs in one request. It grows again with each answer."""
 
 
 Outcome = Reply | None
@@ -145,30 +151,37 @@ class Exchange:
             i: given.at(chunk.first + i) for i, given in enumerate(chunk.inputs) if isinstance(given, ProblemError)
         }
         encoded = {i: given for i, given in enumerate(chunk.inputs) if isinstance(given, bytes)}
-        groups = [list(encoded)] if encoded else []
+        sent, size = list(encoded), failures.max_inputs
+        groups = [sent[i : i + size] for i in range(0, len(sent), size)]
         while groups:
             group = groups.pop()
             inputs = [encoded[i] for i in group]
             # A part is divided at once, because the whole request was tried several times.
             unexpected_answers = 1 if 1 < len(inputs) < len(encoded) else _UNEXPECTED_ANSWERS
-            send = Send("POST", call.path, call.body(inputs), call.request_id, unexpected_answers)
+            can_be_halved = len(inputs) > 1
+            send = Send("POST", call.path, call.body(inputs), call.request_id, can_be_halved, unexpected_answers)
             read = functools.partial(call.results, count=len(inputs))
             found = yield from self._send_with_retries(send, read, last_answer)
             if not isinstance(found, ProblemError):
                 outcomes |= zip(group, found, strict=True)
                 last_answer = self.clock()
                 failures.count = 0
+                if len(group) >= failures.max_inputs:
+                    failures.max_inputs += 1 + len(group) // 4
                 continue
             if isinstance(found, errors.TooLargeError):
                 self.info_end = 0.0  # the limits may have changed
-            if found.status == 504 and self.clock() - start >= self.policy.deadline:
-                raise found
+            is_slow = _is_too_slow(found)
+            if is_slow and can_be_halved:
+                if self.clock() - last_answer >= self.policy.deadline:
+                    raise found
+                failures.max_inputs = min(failures.max_inputs, len(inputs) // 2)
             failed, rest = isolate(found, inputs)
-            if failed and (isinstance(found, _MAYBE_OF_AN_INPUT) or found.status == 504 or found.ended_process):
+            if failed and (isinstance(found, _MAYBE_OF_AN_INPUT) or is_slow or found.ended_process):
                 failures.count += 1
                 if failures.count >= failures.limit:
                     raise found
-            if found.status != 504:
+            if not is_slow or (failed and last_answer > start):  # others were answered, so the rest may be, too
                 last_answer = self.clock()
             outcomes |= {group[i]: fault.at(chunk.first + group[i]) for i, fault in failed.items()}
             groups += [[group[i] for i in indices] for indices in rest]
@@ -177,8 +190,9 @@ class Exchange:
     def _send_with_retries(self, send: Send, read: Read[T], start: float) -> Flow[T | ProblemError]:
         """Send until there is a result, or the policy allows no other attempt; `start` is a time of the clock.
 
-        An unexpected answer is retried like a failed connection. After a few of them, or of connections that broke
-        after the request was sent, the inputs may be the cause if the service is there.
+        A request that was too slow is repeated if it cannot be halved, or has a `Retry-After`. An unexpected answer is
+        retried like a failed connection. After a few of them, or of connections that broke after the request was sent,
+        the inputs may be the cause if the service is there.
 
         Returns:
             The result that was read, or the problem that may be caused by the inputs.
@@ -194,18 +208,23 @@ class Exchange:
             found = self._read(send, reply, read)
             if not isinstance(found, ProblemError | ConnectionFailedError):
                 return found
-            status = None if isinstance(found, UnexpectedAnswerError | ConnectionFailedError) else found.status
+            is_slow = _is_too_slow(found)
+            is_refusal = isinstance(found, ProblemError) and not isinstance(found, _MAYBE_OF_AN_INPUT)
             elapsed, jitter = self.clock() - start, self.random()
+            status = getattr(found, "status", None) if is_refusal and not is_slow else None
             pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, status=status)
+            if is_slow and send.can_be_halved and "retry-after" not in getattr(reply, "headers", ()):
+                pause = None
             is_enough = pause is None or attempt >= send.unexpected_answers
-            if isinstance(found, _MAYBE_OF_AN_INPUT) and is_enough and (yield from self._is_there(send, found)):
+            is_suspect = is_enough and not (is_slow or is_refusal)
+            if isinstance(found, ProblemError) and is_suspect and (yield from self._is_there(send, found)):
                 return found
             if pause is not None:
                 yield Wait(pause)
-            elif isinstance(found, UnexpectedAnswerError | ConnectionFailedError):
-                raise found
-            else:
+            elif isinstance(found, ProblemError) and (is_slow or is_refusal):
                 return found
+            else:
+                raise found
 
     def _is_there(self, send: Send, answer: ProblemError | ConnectionFailedError) -> Flow[bool]:
         """Whether the service answers `/info`, or a gateway hides it.
@@ -241,17 +260,16 @@ class Exchange:
             f"{self.base_url}{send.path}: responded {reply.status_code}{where}, not as bert-service: "
             f"{shown!r}{_CREDENTIALS.get(reply.status_code, '')}{self._through_proxy()}"
         )
-        is_known = reply.status_code in _STATUSES_OF_ANY_SENDER
-        error = _ERRORS.get(reply.status_code, ProblemError) if is_known else UnexpectedAnswerError
+        error = _ERRORS_OF_ANY_SENDER.get(reply.status_code, UnexpectedAnswerError)
         return error(reply.status_code, _UNEXPECTED, detail)
 
     def _connection_error(self, error: httpx.RequestError) -> ConnectionFailedError:
         message = f"{self.base_url}: {str(error) or type(error).__name__}{self._through_proxy()}"
         if any(reason in message for reason in _NOT_TLS):
             message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
-        code = "timeout" if isinstance(error, httpx.TimeoutException) else "connection_broken"
-        was_open = isinstance(error, BROKEN)
-        failure = NoResponseError(None, code, message) if was_open else ConnectionFailedError(message)
+        code = _TIMEOUT if isinstance(error, httpx.TimeoutException) else "connection_broken"
+        is_broken = isinstance(error, BROKEN)
+        failure = NoResponseError(None, code, message) if is_broken else ConnectionFailedError(message)
         failure.__cause__ = error
         return failure
 
@@ -290,6 +308,12 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
         middle = len(inputs) // 2
         return {}, [list(indices[:middle]), list(indices[middle:])]
     return {0: error}, []
+
+
+def _is_too_slow(error: ProblemError | ConnectionFailedError) -> bool:
+    """Whether the size of the request, or the load, may be the cause."""
+    is_timeout = isinstance(error, NoResponseError) and error.code == _TIMEOUT
+    return is_timeout or isinstance(error, errors.DeadlineExceededError)
 
 
 def problem_of(response: httpx.Response) -> ProblemError:

@@ -273,7 +273,7 @@ def test_answer_unnamed_input_at_fault_is_found_by_halves(status: int, code: str
 
 
 UNEXPECTED = [
-    *map(page, (200, 204, 413, 502, 504)),
+    *map(page, (200, 204, 413, 502)),
     httpx.Response(302, headers={"Location": "https://login.example"}),
     httpx.Response(200, text='{"model": "m", "resul'),
     httpx.Response(200, json={"model": "m", "results": []}),
@@ -358,22 +358,24 @@ def test_answer_slow_request_is_halved() -> None:
     assert [len(inputs) for inputs in steps] == [4, 2, 2]
 
 
-def test_answer_input_too_slow_for_a_proxy_costs_no_other() -> None:
-    now = 0.0
+@pytest.mark.parametrize("reply", [problem(504, "x"), page(504), httpx.ReadTimeout("slow")])
+def test_answer_input_too_slow_gets_its_error_after_all_attempts_and_costs_no_other(reply: Outcome) -> None:
+    now, failures = 0.0, FailureCounter()
 
-    def answer(inputs: list[str]) -> httpx.Response:
+    def answer(inputs: list[str]) -> Outcome:
         nonlocal now
-        now += 10 if "b" in inputs else 1
-        return httpx.Response(504) if "b" in inputs else ok(inputs)
+        now += 30 if "b" in inputs else 1
+        return reply if "b" in inputs else ok(inputs)
 
-    outcomes, steps = ask(list("abcd"), answer, clock=lambda: now, attempts=9)
-    assert labels(outcomes) == ["a", "unexpected_answer", "c", "d"]
-    assert steps.count(["b"]) == 3
-
-
-def test_answer_slow_input_costs_no_other() -> None:
-    outcomes, _ = ask(list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if "b" in inputs else ok(inputs))
-    assert labels(outcomes) == ["a", "deadline_exceeded", "c", "d"]
+    outcomes, steps = ask(list("abcdefgh"), answer, clock=lambda: now, failures=failures)
+    assert [isinstance(one, ProblemError) for one in outcomes] == [one == "b" for one in "abcdefgh"]
+    sent = [inputs for inputs in steps if isinstance(inputs, list)]
+    assert sent[:5] == [list("abcdefgh"), list("efgh"), list("abcd"), list("cd"), list("ab")]
+    assert sent[5:] == [["b"]] * 3 + [["a"]]
+    _, steps = ask(list("abcdefgh"), ok, failures=failures)
+    assert [len(inputs) for inputs in steps] == [2, 2, 2, 2]
+    _, steps = ask(list("abcdefgh"), ok, failures=failures)
+    assert [len(inputs) for inputs in steps] == [2, 3, 3]
 
 
 def test_answer_slow_request_is_halved_until_the_deadline() -> None:
