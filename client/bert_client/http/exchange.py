@@ -147,6 +147,8 @@ class Exchange:
             ConnectionFailedError: the service did not respond.
         """
         start = last_answer = self.clock()
+        # An input that is not in a list keeps no other waiting.
+        min_answers = self.policy.attempts if failures.limit == 1 else _UNEXPECTED_ANSWERS
         outcomes: dict[int, T | ProblemError] = {
             i: given.at(chunk.first + i) for i, given in enumerate(chunk.inputs) if isinstance(given, ProblemError)
         }
@@ -157,7 +159,7 @@ class Exchange:
             group = groups.pop()
             inputs = [encoded[i] for i in group]
             # A part is divided at once, because the whole request was tried several times.
-            unexpected_answers = 1 if 1 < len(inputs) < len(encoded) else _UNEXPECTED_ANSWERS
+            unexpected_answers = 1 if 1 < len(inputs) < len(encoded) else min_answers
             can_be_halved = len(inputs) > 1
             send = Send("POST", call.path, call.body(inputs), call.request_id, can_be_halved, unexpected_answers)
             read = functools.partial(call.results, count=len(inputs))
@@ -215,9 +217,9 @@ class Exchange:
             pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, status=status)
             if is_slow and send.can_be_halved and "retry-after" not in getattr(reply, "headers", ()):
                 pause = None
-            is_enough = pause is None or attempt >= send.unexpected_answers
-            is_suspect = is_enough and not (is_slow or is_refusal)
-            if isinstance(found, ProblemError) and is_suspect and (yield from self._is_there(send, found)):
+            is_last = pause is None or attempt >= send.unexpected_answers
+            is_suspect = not (is_slow or is_refusal) and (is_last or attempt >= _UNEXPECTED_ANSWERS)
+            if isinstance(found, ProblemError) and is_suspect and (yield from self._is_there(send, found)) and is_last:
                 return found
             if pause is not None:
                 yield Wait(pause)

@@ -336,6 +336,14 @@ def test_answer_unexpected_answers_are_tried_until_the_deadline_while_the_servic
     assert away(policy, page(404), known) == [["a", "b"]] * 7  # `/info` could be read before
 
 
+def test_answer_one_repeats_an_unexpected_answer_with_all_attempts() -> None:
+    exchange = Exchange(RetryPolicy(attempts=5), lambda: 0.0, random=lambda: 0.0)
+    replies = iter([page(403)] * 4)
+    flow = exchange.answer_one(calls.sentiment(), "a")
+    result, _ = perform(flow, lambda inputs: (next(replies, None) or ok(inputs)) if inputs else info("ready", 8))
+    assert labels([result]) == ["a"]
+
+
 def test_answer_waits_while_a_gateway_answers_in_place_of_the_service() -> None:
     exchange = Exchange(RetryPolicy(attempts=1000), lambda: 0.0, random=lambda: 0.0)
     replies = iter([page(502)] * 20)
