@@ -229,14 +229,7 @@ def read_table(file: File, form: str | None, dialect: Dialect, columns: Sequence
 # --- CSV and TSV ----------------------------------------------------------------------------------------------
 
 
-def _delimited(
-    file: File,
-    form: str,
-    dialect: Dialect,
-    lines: Iterator[str],
-    encoding: str,
-    asked: Set[str],
-) -> Table:
+def _delimited(file: File, form: str, dialect: Dialect, lines: Iterator[str], encoding: str, asked: Set[str]) -> Table:
     beginning, lines = _beginning(lines)
     skipped = (dialect.first_line or 1) - 1
     if beginning and (stated := re.fullmatch(r"(?i)sep=([,;|\t])[\r\n]*", beginning[0])):  # Excel reads it

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
 from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient, open_http
-from bert_client.http.calls import Call, Chunk, Chunker, Input, InputInList, Pair, PairInList
+from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Input, InputInList, Pair, PairInList
 from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
 from bert_client.results import FillMaskResult, LabelResult, Model
 
@@ -49,24 +49,10 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
 
     @overload
     async def fill_mask(  # type: ignore[overload-overlap]
-        self,
-        inputs: str,
-        *,
-        top_k: int | None = ...,
-        targets: Iterable[str] | None = ...,
-        truncate: bool = ...,
-        request_id: str | None = ...,
+        self, inputs: str, **options: Unpack[FillMaskOptions]
     ) -> FillMaskResult: ...
     @overload
-    async def fill_mask(
-        self,
-        inputs: AnyIterable[str],
-        *,
-        top_k: int | None = ...,
-        targets: Iterable[str] | None = ...,
-        truncate: bool = ...,
-        request_id: str | None = ...,
-    ) -> list[FillMaskResult]: ...
+    async def fill_mask(self, inputs: AnyIterable[str], **options: Unpack[FillMaskOptions]) -> list[FillMaskResult]: ...
     async def fill_mask(
         self,
         inputs: str | AnyIterable[str],
@@ -182,12 +168,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
         self, inputs: Inputs, *, top_k: int | None = ..., truncate: bool = ..., request_id: str | None = ...
     ) -> list[LabelResult]: ...
     async def sentiment(
-        self,
-        inputs: Input | Inputs,
-        *,
-        top_k: int | None = None,
-        truncate: bool = False,
-        request_id: str | None = None,
+        self, inputs: Input | Inputs, *, top_k: int | None = None, truncate: bool = False, request_id: str | None = None
     ) -> LabelResult | list[LabelResult]:
         """Compute the labels of a text or pair with their probabilities, or those of several.
 

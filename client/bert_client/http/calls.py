@@ -22,6 +22,15 @@ class PairDict(TypedDict):
     text_pair: str
 
 
+class FillMaskOptions(TypedDict, total=False):
+    """The keyword arguments of `fill_mask`."""
+
+    top_k: int | None
+    targets: Iterable[str] | None
+    truncate: bool
+    request_id: str | None
+
+
 Pair = tuple[str, str] | PairDict
 PairInList = Pair | list[str] | Mapping[str, str]
 """A pair within a list. By itself, a list would be several inputs."""

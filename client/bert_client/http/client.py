@@ -8,14 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
 from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient, open_http
-from bert_client.http.calls import Call, Chunk, Chunker, Input, InputInList, Pair, PairInList
+from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Input, InputInList, Pair, PairInList
 from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
 from bert_client.results import FillMaskResult, LabelResult, Model
 
@@ -56,24 +56,10 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
 
     @overload
     def fill_mask(  # type: ignore[overload-overlap]
-        self,
-        inputs: str,
-        *,
-        top_k: int | None = ...,
-        targets: Iterable[str] | None = ...,
-        truncate: bool = ...,
-        request_id: str | None = ...,
+        self, inputs: str, **options: Unpack[FillMaskOptions]
     ) -> FillMaskResult: ...
     @overload
-    def fill_mask(
-        self,
-        inputs: Iterable[str],
-        *,
-        top_k: int | None = ...,
-        targets: Iterable[str] | None = ...,
-        truncate: bool = ...,
-        request_id: str | None = ...,
-    ) -> list[FillMaskResult]: ...
+    def fill_mask(self, inputs: Iterable[str], **options: Unpack[FillMaskOptions]) -> list[FillMaskResult]: ...
     def fill_mask(
         self,
         inputs: str | Iterable[str],
