@@ -12,20 +12,22 @@ import re
 import signal
 import ssl
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from bert_client.command import file_job, inputs, output
 from bert_client.command.output import printable
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
-from bert_client.http.base import DEFAULT_URL, open_http, service_url, without_userinfo
+from bert_client.http.base import DEFAULT_URL, open_http, service_url
 from bert_client.http.client import BertClient
 from bert_client.http.environment import trusted_tls
+from bert_client.http.exchange import Outcome, Send, Wait
 from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
 from bert_tables import FORMATS, LINE, Dialect, TableError, format_of
@@ -89,15 +91,9 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         _check_arguments(given)
         jobs = _jobs(given) if given.file else []
         http = _http(given)
-        client = BertClient(
-            given.url,
-            api_key=given.api_key,
-            timeout=given.timeout,
-            concurrency=given.concurrency,
-            retry=FILE_RETRY if jobs else INTERACTIVE_RETRY,
-            http=http,
-            sleep=_sleep_with_notice(without_userinfo(given.url)) if jobs else None,
-        )
+        options: Any = {"api_key": given.api_key, "timeout": given.timeout, "concurrency": given.concurrency}
+        kind, retry = (_JobClient, FILE_RETRY) if jobs else (BertClient, INTERACTIVE_RETRY)
+        client = kind(given.url, retry=retry, http=http, **options)
     except ValueError as error:
         parser.error(str(error))
     except ConnectionFailedError as error:
@@ -128,20 +124,17 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _sleep_with_notice(url: str) -> Callable[[float], None]:
-    """A function that sleeps, with a notice at the first long pause, because a silent job seems to hang."""
+class _JobClient(BertClient):
+    """A client with a notice at its first long pause, because a silent job seems to hang."""
 
-    @functools.cache
-    def notice() -> None:
-        minutes = FILE_RETRY.deadline / 60
-        print(f"{url} is busy or away; trying again for {minutes:g} minutes", file=sys.stderr)
+    _has_noticed = False
 
-    def sleep(seconds: float) -> None:
-        if seconds >= 1:
-            notice()
-        time.sleep(seconds)
-
-    return sleep
+    def _perform(self, step: Send | Wait, ended: threading.Event | None) -> Outcome:
+        if isinstance(step, Wait) and step.seconds >= 1 and not self._has_noticed:
+            self._has_noticed = True
+            end = f"({step.reason}); trying again for {FILE_RETRY.deadline / 60:g} minutes"
+            print(f"{self._base_url} is busy or away {end}", file=sys.stderr)
+        return super()._perform(step, ended)
 
 
 def _http(given: argparse.Namespace) -> httpx.Client | None:

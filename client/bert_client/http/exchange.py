@@ -77,6 +77,8 @@ class Wait:
     """Wait for some seconds. The outcome is None."""
 
     seconds: float
+    reason: str
+    """Status and code of the problem, or the name of httpx's error."""
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ class Exchange:
         start = self.clock()
         info = yield from self.service_info()
         while not (info.models or info.is_ready) and self.clock() - start < self.policy.deadline:
-            yield Wait(_INFO_SECONDS[False])
+            yield Wait(_INFO_SECONDS[False], "loading")
             info = yield from self.service_info()
         return info.models.get("sentiment" if task == "classify" else task)
 
@@ -222,7 +224,8 @@ class Exchange:
             if isinstance(found, ProblemError) and is_suspect and (yield from self._is_there(send, found)) and is_last:
                 return found
             if pause is not None:
-                yield Wait(pause)
+                has_status = isinstance(found, ProblemError) and found.status is not None
+                yield Wait(pause, " ".join(map(str, found.args[:2])) if has_status else type(reply).__name__)
             elif isinstance(found, ProblemError) and (is_slow or is_refusal):
                 return found
             else:
