@@ -10,14 +10,14 @@ import difflib
 import json
 from dataclasses import fields
 from itertools import islice
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from app import errors
 from app.http.problems import shorten
-from app.tasks.schemas import UNION_TAGS, TextPair
+from app.tasks.schemas import UNION_TAGS, TextPair, field_names
 from model.errors import InvalidTextError
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -149,30 +149,11 @@ def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     if detail["type"] not in _UNKNOWN_FIELD:
         return message
     is_of_pair = detail["type"] == "unexpected_keyword_argument"
-    known = [field.name for field in fields(TextPair)] if is_of_pair else _field_names(schema, path)
-    if not path and name in _field_names(schema, ["parameters"]):
+    known = [field.name for field in fields(TextPair)] if is_of_pair else field_names(schema, path)
+    if not path and name in field_names(schema, ["parameters"]):
         return "belongs in parameters"
     near = difflib.get_close_matches(str(name)[:_MAX_FIELD_NAME], known, n=1, cutoff=0.6)
     return f"{message}; did you mean {near[0]}?" if near else f"{message}; known are {', '.join(known)}"
-
-
-def _field_names(schema: Any, path: list[str | int]) -> list[str]:
-    """Names of the fields of the object at a path; empty if it is not of a pydantic model."""
-    for part in path:
-        if isinstance(part, int) or part in UNION_TAGS:
-            continue
-        field = schema.model_fields.get(part)
-        schema = None if field is None else _model_in(field.annotation)
-        if schema is None:
-            return []
-    return list(schema.model_fields)
-
-
-def _model_in(annotation: Any) -> Any:
-    """The first pydantic model of an annotation such as `list[Model] | None`, if there is one."""
-    if hasattr(annotation, "model_fields"):
-        return annotation
-    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _loc(detail: ErrorDetails) -> errors.Loc:

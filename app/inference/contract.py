@@ -27,6 +27,10 @@ class Head(StrEnum):
     LABELS = "labels"
 
 
+NEXT_SENTENCE_LABELS = ("IS_NEXT", "NOT_NEXT")
+"""Labels of the next-sentence head in the order of its logits (Devlin et al. 2018, section 3.1, task 2)."""
+
+
 class Words(NamedTuple):
     """The words for the masks of an input: mask after mask, `top_k` words each, highest score first."""
 
@@ -129,6 +133,11 @@ class ServedModel:
     parameters: int
     sha256: str
     """Hash of the weight files, in hexadecimal."""
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Labels of the scores that its head gives for an input, in their order."""
+        return NEXT_SENTENCE_LABELS if Head.NEXT_SENTENCE in self.heads else self.config.labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,13 +75,10 @@ def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> 
         table.extend((stop - start, query.logits, query.top_k, len(query.targets)))
         lengths.extend(query.lengths[start:stop])
         pair_starts.extend(map(attrgetter("second"), encodings))
-        if query.masks:
-            counts.extend(map(len, query.masks[start:stop]))
-            positions.extend(chain.from_iterable(query.masks[start:stop]))
-            targets.extend(query.targets)
-        else:
-            counts.extend([1] * (stop - start))
-            positions.extend([0] * (stop - start))
+        used = query.masks[start:stop] or [(0,)] * (stop - start)
+        counts.extend(map(len, used))
+        positions.extend(chain.from_iterable(used))
+        targets.extend(query.targets)
         ids.extend(map(attrgetter("ids"), encodings))
     head.extend((len(lengths), len(positions)))
     return b"".join((head, table, lengths, pair_starts, counts, positions, targets, *ids))
@@ -112,17 +109,18 @@ def write_scores(seconds: float, scores: bytes) -> bytes:
 
 
 def read_scores(parts: Sequence[Part], body: bytes) -> BatchResult:
-    """Read the reply to a batch. A part with an input whose scores are not finite has the error of that input."""
+    """Read the reply to a batch. A part with an input whose scores are not finite has the error of that input.
+
+    Raises:
+        ValueError: the reply has more or fewer scores than the queries expect.
+    """
     data = memoryview(body)[_SECONDS.size :]
     floats: memoryview[float] = data.cast("f")
-    ints: memoryview[int] = data.cast("i")
     at = 0
     found: list[list[ModelOutput] | InferenceError] = []
     for query, start, stop in parts:
-        if query.masks:
-            edges = list(accumulate((len(masks) * query.top_k for masks in query.masks[start:stop]), initial=0))
-        else:
-            edges = list(range(0, query.labels * (stop - start + 1), query.labels))
+        sizes = [len(masks) * query.top_k for masks in query.masks[start:stop]] or [query.labels] * (stop - start)
+        edges = list(accumulate(sizes, initial=0))
         first, at = at, at + edges[-1]
         scores = list[float](floats[first:at])
         outputs: list[Any] = [scores[a:b] for a, b in pairwise(edges)]
@@ -130,9 +128,11 @@ def read_scores(parts: Sequence[Part], body: bytes) -> BatchResult:
             index = next(i for i, own in enumerate(outputs) if not isfinite(sum(own)))
             found.append(InferenceError(_NOT_FINITE, start + index))
         elif query.masks:
-            ids = ints[at : at + edges[-1]].tolist()
+            ids = data.cast("i")[at : at + edges[-1]].tolist()
             found.append([Words(own, ids[a:b]) for own, (a, b) in zip(outputs, pairwise(edges), strict=True)])
         else:
             found.append(outputs)
         at += edges[-1] * bool(query.masks)
+    if at != len(floats):
+        raise ValueError(f"the head gave {len(floats)} numbers for this batch, not {at}: see `labels` of its queries")
     return BatchResult(found, _SECONDS.unpack_from(body)[0])

@@ -56,20 +56,17 @@ class ProcessPool:
                 raise BackendDiedError(await server.exit_reason()) from None
             self._processes[number] = process
             self._keepers.append(asyncio.create_task(self._keep_running(number, process)))
-        if self._error is not None:
-            raise BackendDiedError(str(self._error))
+        self._check_error()
         self._on_death, self._on_start = on_death, on_start
 
     async def _start_server(self) -> tuple[ForkServer, BackendInfo]:
-        if self._error is not None:
-            raise BackendDiedError(str(self._error))
+        self._check_error()
         self._fork_server = ForkServer(self._config)
         return self._fork_server, await self._fork_server.load()
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
         """Send a batch to a free process, and wait for the outputs."""
-        if self._error is not None:
-            raise BackendDiedError(str(self._error))
+        self._check_error()
         free = [number for number, process in self._processes.items() if len(process.replies) < self.info.in_flight]
         if not free:  # the process that it was meant for has just ended
             raise UnavailableError("loading", retry_after=1)
@@ -80,8 +77,7 @@ class ProcessPool:
             process = self._processes[number]
             reply = await process.ask(batch)
         except ProcessDiedError:
-            if self._error is not None:
-                raise BackendDiedError(str(self._error)) from None
+            self._check_error()
             raise
         result = read_scores(parts, reply)
         process.computed_seconds += result.seconds
@@ -152,9 +148,8 @@ class ProcessPool:
             Exception: the weights cannot be loaded again.
         """
         async with self._replacing:
-            if (
-                server is self._fork_server
-            ):  # otherwise the server's end ended several processes, and is already counted
+            # Otherwise the server's end ended several processes, and is already counted.
+            if server is self._fork_server:
                 self._count_death()
             while self._error is None:
                 assert self._fork_server is not None
@@ -183,6 +178,11 @@ class ProcessPool:
             raise BackendDiedError(
                 f"inference processes ended {MAX_DEATHS} times within {DEATH_WINDOW_SECONDS:g} s; see the log"
             )
+
+    def _check_error(self) -> None:
+        """Raise BackendDiedError if no batch can be computed any more."""
+        if self._error is not None:
+            raise BackendDiedError(str(self._error)) from None
 
     def _end(self, error: BackendDiedError) -> None:
         """Fail all batches and compute no further one."""

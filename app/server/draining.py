@@ -121,11 +121,10 @@ class DrainingServer(uvicorn.Server):
             return True
         if time.monotonic() < self._drain_until:
             return False
-        unanswered = sum(not task.done() for task in self._accepted)
         logger.warning(
             "BERT_DRAIN_SECONDS=%g are over; requests not answered, or not read to their end: %d",
             self._drain_seconds,
-            unanswered,
+            sum(not task.done() for task in self._accepted),
         )
         _keep_uvicorn_quiet()
         return True

@@ -315,9 +315,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _end_of_read_timeout(self) -> None:
         self._read_timer = None
-        if (
-            self._discarding_input and self._write_timer is not None
-        ):  # the write timeout closes it if the caller does not read
+        # The write timeout closes the connection if the caller does not read.
+        if self._discarding_input and self._write_timer is not None:
             self._start_read_timeout()
         else:
             self._close_at_once()

@@ -4,7 +4,7 @@ times as long."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -59,8 +59,8 @@ class LabelQuestion(Question):
 
     served: ServedModel
     inputs: Sequence[Input]
-    labels: Sequence[str] = ()
-    """Labels of the task; by default the checkpoint's."""
+    labels: Sequence[str] = field(init=False)
+    """Labels of the model's head."""
     top_k: int | None = None
     """Number of labels to return; by default all."""
     truncate: bool = False
@@ -79,7 +79,7 @@ class LabelQuestion(Question):
                 f"the loaded checkpoint's scores are computed with {computed!r}, not {asked!r}; leave this out",
                 *("parameters", "function_to_apply"),
             )
-        self.labels = self.labels or config.labels
+        self.labels = self.served.labels
         if self.one_label and len(self.labels) > 1:
             raise InvalidRequestError.at(f"the checkpoint must have one label for this, but has {len(self.labels)}")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from pydantic import Field
 
 from app.inference.contract import Head
@@ -21,8 +19,6 @@ class NextSentenceRequest(Strict):
     parameters: Parameters | None = None
 
 
-LABELS = ["IS_NEXT", "NOT_NEXT"]  # logit 0: the second follows (Devlin et al.)
-
 NEXT_SENTENCE = Task(
     name="next-sentence",
     description="The probability that `text_pair` directly follows `text`.",
@@ -37,5 +33,5 @@ NEXT_SENTENCE = Task(
     response=LabelResponse,
     head=Head.NEXT_SENTENCE,
     inputs="pair",
-    question=partial(LabelQuestion, labels=LABELS),
+    question=LabelQuestion,
 )

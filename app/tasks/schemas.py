@@ -7,7 +7,7 @@ which is the same as leaving it out. Unions have a name or a title, because clie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, TypeVar
+from typing import Annotated, Any, NotRequired, TypeVar, get_args
 
 from pydantic import (
     AliasChoices,
@@ -149,3 +149,19 @@ def given(parameters: Parameters | None) -> dict[str, Any]:
 def as_list(inputs: T | list[T]) -> list[T]:
     """The inputs as a list, even if there is only one."""
     return inputs if isinstance(inputs, list) else [inputs]
+
+
+def field_names(schema: Any, path: list[str | int]) -> list[str]:
+    """Names of the fields of the object at a path; empty if it is not of a pydantic model."""
+    for part in path:
+        if not isinstance(part, int) and part not in UNION_TAGS:
+            field = getattr(schema, "model_fields", {}).get(part)
+            schema = field and _model_in(field.annotation)
+    return list(getattr(schema, "model_fields", ()))
+
+
+def _model_in(annotation: Any) -> Any:
+    """The first pydantic model of an annotation such as `list[Model] | None`, if there is one."""
+    if hasattr(annotation, "model_fields"):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)

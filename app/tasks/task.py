@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from app.errors import MAX_FAULTS, InvalidInputError, Loc
 from app.inference.contract import Head, ModelOutput, Query, ServedModel
-from app.tasks.schemas import Input, Reading
+from app.tasks.schemas import Input, Reading, field_names
 from model.errors import EmptyTextError, TextError
 from model.tokenizer import Encoding
 
@@ -84,6 +85,15 @@ class Task:
     hugging_face: str = ""
     """The method of Hugging Face's clients for this task, with hyphens. Without one, the task's name is its path
     there."""
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ValueError if `question` does not take the arguments that it would get."""
+        signature(self.question).bind(None, (), **dict.fromkeys(self.parameters))
+
+    @property
+    def parameters(self) -> Sequence[str]:
+        """Names of the parameters in the schema."""
+        return field_names(self.request, ["parameters"])
 
 
 @dataclass(slots=True)

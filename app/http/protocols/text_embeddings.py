@@ -268,7 +268,7 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
         ),
         TaskRoute(
             "/tokenize",
-            replace(classifier, name="tokenize", question=TokenizeQuestion),
+            replace(classifier, name="tokenize", request=TokenizeRequest, question=TokenizeQuestion),
             tokenize,
             request=TokenizeRequest,
             response=list[list[TextToken]],

@@ -93,6 +93,12 @@ def test_parts_of_a_batch_get_their_own_answers(loaded: TorchBackend, tokenizer:
     assert isinstance(second[0], Words)
 
 
+def test_scores_of_a_head_that_a_query_does_not_expect_are_an_error(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
+    pair = pair_of(tokenizer, "a", "b")
+    with pytest.raises(ValueError, match="the head gave 4 numbers for this batch, not 3"):
+        computed(loaded, "pretrained", [Part(Query(pair.encodings, 1), 0, 1), Part(pair, 0, 1)])
+
+
 def test_mixed_tasks_of_one_encoder_cost_one_forward_pass(
     loaded: TorchBackend, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

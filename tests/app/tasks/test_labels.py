@@ -10,9 +10,7 @@ from pydantic_core import to_json
 
 from app.inference.contract import ServedModel
 from app.tasks.labels import LabelQuestion
-from app.tasks.next_sentence import NEXT_SENTENCE
 from app.tasks.schemas import TextPair
-from app.tasks.sentiment import SENTIMENT
 from app.tasks.task import encode_all
 
 
@@ -50,12 +48,11 @@ def test_label_results_of_equal_scores_keep_the_order_of_the_labels(served: Serv
     assert [p["label"] for p in result["predictions"]] == ["NEGATIVE", "POSITIVE"]
 
 
-def test_label_question_has_the_checkpoints_labels_unless_the_task_has_its_own(served: ServedModel) -> None:
-    pairs = [TextPair("a", "film")]
-    assert SENTIMENT.question(served, ["a"]).labels == ["NEGATIVE", "POSITIVE"]
-    assert NEXT_SENTENCE.question(served, pairs).labels == ["IS_NEXT", "NOT_NEXT"]
-    query = NEXT_SENTENCE.question(served, pairs).query([served.tokenizer.encode("a", "film")])
-    assert (query.logits, query.labels, list(query.lengths)) == (False, 2, [5])
+def test_label_question_has_the_labels_of_the_head(served: ServedModel, backend: Any) -> None:
+    assert LabelQuestion(served, ["a"]).labels == ["NEGATIVE", "POSITIVE"]
+    question = LabelQuestion(backend.models["pretrained"], [TextPair("a", "film")])
+    query = question.query([served.tokenizer.encode("a", "film")])
+    assert (question.labels, query.labels, list(query.lengths)) == (("IS_NEXT", "NOT_NEXT"), 2, [5])
 
 
 @pytest.mark.parametrize(

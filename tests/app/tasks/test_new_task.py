@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from app.http.application import create_app
+from app.inference.contract import Query
 from app.settings import Settings
-from app.tasks import FILL_MASK, SENTIMENT, TASKS
+from app.tasks import FILL_MASK, NEXT_SENTENCE, SENTIMENT, TASKS
+from app.tasks.labels import LabelQuestion
 from tests.app.tasks.topics import TOPICS
+
+PAIR = {"text": "good", "text_pair": "good"}
+TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["good"]}
 
 
 async def test_new_task_is_answered_in_every_protocol(serve: Any) -> None:
     asked = {"inputs": "good"}
-    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["good"]}
     async with serve(tasks=(FILL_MASK, SENTIMENT, TOPICS)) as service:
         own = await service.client.post("/topics", json=asked | {"parameters": {"top_k": 1}})
         hugging_face = await service.client.post("/hf/topics", json=asked)
         model = await service.client.get("/v2/models/topics")
-        inferred = await service.client.post("/v2/models/topics/infer", json={"inputs": [tensor]})
+        inferred = await service.client.post("/v2/models/topics/infer", json={"inputs": [TENSOR]})
         refused = await service.client.post("/topics", json={"inputs": ""})
         listed = (await service.client.get("/info")).json()["models"][1]["tasks"]
         paths = (await service.client.get("/openapi.json")).json()["paths"]
@@ -32,6 +39,33 @@ async def test_new_task_is_answered_in_every_protocol(serve: Any) -> None:
     assert refused.status_code == 422
     assert listed == ["sentiment", "topics"]
     assert {"/topics", "/hf/topics", "/v2/models/topics/infer"} <= paths.keys()
+
+
+class OneLabelQuestion(LabelQuestion):
+    """A mistake: its head gives two scores for each input."""
+
+    def query(self, encodings: Any) -> Query:
+        return Query(encodings, labels=1)
+
+
+async def test_new_task_that_expects_fewer_scores_than_its_head_gives_fails_alone(serve: Any, backend: Any) -> None:
+    operation = replace(NEXT_SENTENCE.operations[0], path="/follows")
+    follows = replace(NEXT_SENTENCE, name="follows", operations=[operation], question=OneLabelQuestion)
+    async with serve(tasks=(*TASKS, follows)) as service:
+        both = (service.client.post(path, json={"inputs": PAIR}) for path in ("/follows", "/next-sentence"))
+        all_three = asyncio.gather(await service.held(), *both)
+        await service.queued(3)
+        backend.gate.set()
+        _, failed, answered = await all_three
+    assert [len(batch) for batch in backend.batches] == [1, 2, 1, 1]
+    assert (failed.status_code, failed.json()["code"]) == (500, "inference_failed")
+    assert answered.json()["results"][0]["predictions"][0] == {"label": "NOT_NEXT", "score": 0.75}
+
+
+@pytest.mark.parametrize("wrong", [{"request": FILL_MASK.request}, {"question": partial(LabelQuestion, labels=["A"])}])
+def test_new_task_whose_question_does_not_take_its_arguments_is_an_error(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="argument"):
+        replace(TOPICS, **wrong)
 
 
 def test_new_task_with_the_path_of_another_is_an_error(backend: Any) -> None:
