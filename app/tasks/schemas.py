@@ -6,6 +6,8 @@ which is the same as leaving it out. Unions have a name or a title, because clie
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, TypeVar, get_args
 
@@ -25,7 +27,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 from typing_extensions import TypeAliasType, TypedDict  # pydantic needs these before Python 3.12
 
-from app.errors import MAX_FAULTS
+from app.errors import MAX_FAULTS, InvalidRequestError
 
 MAX_TOP_K = 100
 
@@ -141,9 +143,22 @@ class Parameters(Strict):
     truncate: Truncate = None
 
 
-def given(parameters: Parameters | None) -> dict[str, Any]:
-    """The parameters that have a value, as keyword arguments of `Task.question`."""
-    return {} if parameters is None else parameters.model_dump(exclude_none=True)
+def given(parameters: Parameters | None, known: Sequence[str] | None = None) -> dict[str, Any]:
+    """The parameters that have a value, as keyword arguments of `Task.question`.
+
+    `known`: names of those that the task has, if its caller may give others. Raises InvalidRequestError for these.
+    """
+    values = {} if parameters is None else parameters.model_dump(exclude_none=True)
+    for name in values:
+        if known is not None and name not in known:
+            raise InvalidRequestError.at(unknown_field(name, known), "parameters", name)
+    return values
+
+
+def unknown_field(name: str, known: Sequence[str]) -> str:
+    """The message for an unknown field: the known one that it may be meant as, or all known ones."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return "unknown field; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
 
 
 def as_list(inputs: T | list[T]) -> list[T]:

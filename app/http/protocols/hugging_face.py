@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -71,7 +72,7 @@ HuggingFaceTokens = TypeAliasType(
 )
 
 
-def fill_mask(body: HuggingFaceFillMaskRequest) -> Call:
+def fill_mask(task: Task, body: HuggingFaceFillMaskRequest) -> Call:
     """Predictions for the one mask of one text. Several masks and several texts each add a level of lists."""
     is_list, texts = isinstance(body.inputs, list), list[str](as_list(body.inputs))
 
@@ -80,13 +81,13 @@ def fill_mask(body: HuggingFaceFillMaskRequest) -> Call:
         shapes: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
         return shapes if is_list else shapes[0]
 
-    return Call(texts, _given(body.parameters), write, as_sent if is_list else locate_one)
+    return Call(texts, _given(task, body.parameters), write, as_sent if is_list else locate_one)
 
 
-def text_classification(body: HuggingFaceClassificationRequest) -> Call:
+def text_classification(task: Task, body: HuggingFaceClassificationRequest) -> Call:
     """One list of labels per text, highest score first. Clients expect this list for a single text too."""
     is_list = isinstance(body.inputs, list)
-    return Call(as_list(body.inputs), _given(body.parameters), predictions, as_sent if is_list else locate_one)
+    return Call(as_list(body.inputs), _given(task, body.parameters), predictions, as_sent if is_list else locate_one)
 
 
 def predictions(result: TaskResult) -> list[Any]:
@@ -94,8 +95,8 @@ def predictions(result: TaskResult) -> list[Any]:
     return [found["predictions"] for found in result.results]
 
 
-def _given(parameters: Parameters | None) -> dict[str, Any]:
-    return {"truncate": True} | given(parameters)
+def _given(task: Task, parameters: Parameters | None) -> dict[str, Any]:
+    return {"truncate": True} | given(parameters, [*task.parameters, "function_to_apply"])
 
 
 _TOKEN = {"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good."}
@@ -108,20 +109,18 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
 
 
 def _route(task: Task) -> TaskRoute:
-    to_call: Callable[[Any], Call] = text_classification
-    request: Any = HuggingFaceClassificationRequest
-    response: Any = list[list[LabelPrediction]]
-    example: list[Any] = [_LABELS]
-    if task.head is Head.WORDS:
-        to_call, request, response, example = fill_mask, HuggingFaceFillMaskRequest, HuggingFaceTokens, [_TOKEN]
+    words: Any = (fill_mask, HuggingFaceFillMaskRequest, HuggingFaceTokens, [_TOKEN])
+    labels: Any = (text_classification, HuggingFaceClassificationRequest, list[list[LabelPrediction]], [_LABELS])
+    to_call, request, response, example = words if task.head is Head.WORDS else labels
     method = task.hugging_face.replace("-", "_")
     return TaskRoute(
         f"/hf/{task.hugging_face or task.name}",
         task,
-        to_call,
+        partial(to_call, task),
         request=request,
         response=response,
         example=example,
         summary=f"InferenceClient.{method}" if method else task.operations[0].summary,
+        description=to_call.__doc__,
         tag=TAG["name"],
     )

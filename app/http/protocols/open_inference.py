@@ -74,7 +74,9 @@ class RequestedOutput(Strict):
 class InferParameters(Parameters):
     """Parameters of a request."""
 
-    top_k: StrictInt | None = Field(None, ge=1, le=MAX_TOP_K, description="Words (default: 5) or labels (all).")
+    top_k: StrictInt | None = Field(
+        None, ge=1, le=MAX_TOP_K, description="Words (default: 5) or labels (all), if the task has it."
+    )
     binary_data_output: StrictBool | None = Field(
         None, exclude=True, description="Send all outputs as bytes after the JSON."
     )
@@ -198,11 +200,10 @@ def _inputs(body: InferRequest, task: Task) -> Sequence[Input]:
     if "text_pair" in columns:
         return [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
     if task.head is Head.WORDS:
-        masks = ((i, text.count(MASK)) for i, text in enumerate(texts))
         several = [
             Fault(f"text {i} has {count} masks, this model takes one; see /fill-mask", ("inputs", 0, "data", i))
-            for i, count in masks
-            if count > 1
+            for i, text in enumerate(texts)
+            if (count := text.count(MASK)) > 1
         ]
         if several:
             raise InvalidRequestError(several[:MAX_FAULTS])
@@ -239,7 +240,7 @@ def _route(task: Task) -> TaskRoute:
         microseconds = body.parameters and body.parameters.timeout
         return Call(
             _inputs(body, task),
-            given(body.parameters),
+            given(body.parameters, task.parameters),
             lambda result: _response(task, body.id, _rows(task, result), is_binary),
             locate,
             min(microseconds, _MAX_TIMEOUT) / 1e6 if microseconds else None,

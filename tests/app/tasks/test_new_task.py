@@ -41,6 +41,15 @@ async def test_new_task_is_answered_in_every_protocol(serve: Any) -> None:
     assert {"/topics", "/hf/topics", "/v2/models/topics/infer"} <= paths.keys()
 
 
+async def test_new_task_without_a_parameter_refuses_it_in_every_protocol(serve: Any) -> None:
+    asked: dict[str, Any] = {"/v2/models/topics/infer": [TENSOR]} | dict.fromkeys(("/topics", "/hf/topics"), PAIR)
+    async with serve(tasks=(FILL_MASK, SENTIMENT, replace(TOPICS, request=NEXT_SENTENCE.request))) as service:
+        for path, inputs in asked.items():
+            answer = await service.client.post(path, json={"inputs": inputs, "parameters": {"top_k": 1}})
+            assert answer.status_code == 422
+            assert answer.json()["detail"].startswith("parameters.top_k: unknown field; known are truncate")
+
+
 class OneLabelQuestion(LabelQuestion):
     """A mistake: its head gives two scores for each input."""
 
