@@ -13,7 +13,7 @@ from typing import Any, Literal, NotRequired
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field, StrictBool, StrictInt
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from typing_extensions import TypeAliasType, TypedDict
 
 from app.errors import MAX_FAULTS, Fault, InvalidRequestError, Loc, TaskNotServedError
@@ -23,7 +23,7 @@ from app.http.context import Service, service_of
 from app.http.handle import Call, TaskRoute
 from app.inference.contract import Head
 from app.tasks.schemas import MAX_TOP_K, Input, Items, Parameters, Strict, TextPair, given
-from app.tasks.task import Task, TaskResult
+from app.tasks.task import Task
 from model.tokenizer_dir import MASK
 
 TAG = {"name": "Open Inference Protocol", "description": "The same tasks in version 2 of the protocol."}
@@ -214,13 +214,8 @@ def _outputs(task: Task) -> list[str]:
     return ["token_str" if task.head is Head.WORDS else "label", "score"]
 
 
-def _rows(task: Task, result: TaskResult) -> list[list[Any]]:
-    """The predictions of each text."""
-    return [(found["masks"][0] if task.head is Head.WORDS else found)["predictions"] for found in result.results]
-
-
 def _route(task: Task) -> TaskRoute:
-    names = _outputs(task)
+    names, results = _outputs(task), task.operations[0].example["results"]
 
     def to_call(body: InferRequest) -> Call:
         """Ask a model. Binary tensors with texts may follow the JSON, if `Inference-Header-Content-Length` is the
@@ -241,7 +236,7 @@ def _route(task: Task) -> TaskRoute:
         return Call(
             _inputs(body, task),
             given(body.parameters, task.parameters),
-            lambda result: _response(task, body.id, _rows(task, result), is_binary),
+            lambda result: _response(task, body.id, result.results, is_binary),
             locate,
             min(microseconds, _MAX_TIMEOUT) / 1e6 if microseconds else None,
         )
@@ -252,11 +247,7 @@ def _route(task: Task) -> TaskRoute:
         to_call,
         request=InferRequest,
         response=InferResponse,
-        example={
-            "model_name": task.name,
-            "id": "1",
-            "outputs": [{**_tensor(names[0], 1, 1), "data": ["good"]}, {**_tensor("score", 1, 1), "data": [0.21]}],
-        },
+        example=from_json(bytes(_response(task, "1", results, dict.fromkeys(names, False)).body)),
         summary=f"Infer: {task.name}",
         tag=TAG["name"],
         parse_body=_parse,
@@ -267,8 +258,9 @@ def _route(task: Task) -> TaskRoute:
     return route
 
 
-def _response(task: Task, request_id: str | None, rows: list[list[Any]], is_binary: dict[str, bool]) -> Response:
+def _response(task: Task, request_id: str | None, results: list[Any], is_binary: dict[str, bool]) -> Response:
     """The outputs in the order of `is_binary`, as JSON or as bytes after it."""
+    rows = [(found["masks"][0] if task.head is Head.WORDS else found)["predictions"] for found in results]
     outputs, tail = [], b""
     for name, binary in is_binary.items():
         values = [prediction[name] for prediction in chain.from_iterable(rows)]

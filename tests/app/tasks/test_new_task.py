@@ -38,7 +38,9 @@ async def test_new_task_is_answered_in_every_protocol(serve: Any) -> None:
     assert inferred.json()["model_name"] == "topics"
     assert refused.status_code == 422
     assert listed == ["sentiment", "topics"]
-    assert {"/topics", "/hf/topics", "/v2/models/topics/infer"} <= paths.keys()
+    assert {"/topics", "/hf/topics"} <= paths.keys()
+    documented = paths["/v2/models/topics/infer"]["post"]["responses"]["200"]["content"]["application/json"]["example"]
+    assert [tensor["data"] for tensor in documented["outputs"]] == [["sports", "politics"], [0.91, 0.09]]
 
 
 async def test_new_task_without_a_parameter_refuses_it_in_every_protocol(serve: Any) -> None:
