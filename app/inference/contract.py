@@ -128,6 +128,7 @@ class ServedModel:
 
     name: str
     heads: tuple[Head, ...]
+    """The speed at start-up is measured with the last one."""
     config: BertConfig
     tokenizer: Tokenizer
     parameters: int

@@ -333,6 +333,7 @@ def _torch_errors() -> Iterator[None]:
 
 
 def _describe(checkpoint: Checkpoint) -> ServedModel:
+    """What the service serves of a checkpoint. The last head is the cheapest: `_speed` measures the encoder with it."""
     network = checkpoint.model
     if isinstance(network, BertForSequenceClassification):
         heads: tuple[Head, ...] = (Head.LABELS,)

@@ -1,7 +1,8 @@
-"""The interface of a task: its parameters, and how texts become arrays and outputs become results.
+"""The interface of a task: its paths and schemas, and how texts become a query and outputs become results.
 
-`app.tasks.TASKS` is the table of all tasks. Routes, admission, metrics, the OpenAPI document, the protocols of other
-clients and the playground are made from it.
+`app.tasks.TASKS` is the table of all tasks. Routes, the OpenAPI document, `/info` and the label `task` of the metrics
+follow from it, and routes of other protocols: `/v2` has all tasks, `/hf` those that are not of pairs, and `/predict`,
+`/rerank` and `/tokenize` belong to the first task that takes texts and pairs.
 """
 
 from __future__ import annotations
@@ -80,8 +81,10 @@ class Task:
     """The head that computes it. The adapters of protocols know the shape of its results from it."""
     inputs: Literal["text", "pair", "either"]
     question: Callable[..., Question]
-    """`question(served, inputs, **parameters)`: `FillMaskQuestion` for `Head.WORDS`, otherwise `LabelQuestion`. Raises
-    InvalidInputError or InvalidRequestError if this model does not support a parameter."""
+    """`question(served, inputs, **parameters)`, which takes every parameter that the schema has. Its results have the
+    shape of those of `FillMaskQuestion` for `Head.WORDS`, otherwise of `LabelQuestion`, because other protocols rewrite
+    them. For labels, `/hf` also gives `function_to_apply`; `/predict` and `/rerank` give what `LabelQuestion` takes.
+    Raises InvalidInputError or InvalidRequestError if this model does not support a parameter."""
     hugging_face: str = ""
     """The method of Hugging Face's clients for this task, with hyphens. Without one, the task's name is its path
     there."""
