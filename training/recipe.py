@@ -104,7 +104,7 @@ class SourceConfig(_Strict):
     label, for `multi_label_classification`."""
     separator: Annotated[str, Field(min_length=1)] | None = None
     """What separates labels in a cell, such as `";"`, for `multi_label_classification`. A list, as in JSON, Parquet
-    or a cell `["a", "b"]`, needs none."""
+    or a cell `["a", "b"]`, needs none; `[]` says that a text has none of the labels."""
     group: str | None = None
     """Column such as film or author: texts with the same value are all trained on or all held out. `containing` is for
     phrases as in SST-2: a text's group is the longest text that contains it."""
@@ -294,7 +294,7 @@ class FinetuneConfig(_Strict):
     """Checkpoint directory to start from: any BERT encoder, with heads or without, or a classifier, whose last layer
     is kept if it has the same labels. If absent, this run's network."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = SINGLE_LABEL
-    """What the label column holds: one label, any number of labels (also none), or a number."""
+    """What the label column holds: one label, any number of labels (`[]` or columns of 0 for none), or a number."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Label of the model for each value of the label column; several values may have one, and `""` leaves a value out:
     `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. `1.0` matches the key `1`."""

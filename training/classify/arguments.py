@@ -26,6 +26,7 @@ _KEYS = {
     "the source's `table` states it": "--first-line, --no-header, --delimiter, --quote, --escape or --encoding does",
     "the source's `format` states it": "--format states it",
     "set the source's `format`": "add --format",
+    "set the source's `separator`": "add --separator",
     "set `format`": "add --format",
 }
 """A key as messages about a source name it, and the option that replaces it."""

@@ -193,6 +193,9 @@ def _summary(given: argparse.Namespace, stated: Values, found: Survey, *, all_ro
     if found.labels:
         yield from wrap(f"labels: {used(counts, found.labels)}", 100)
     yield from found.notes
+    if found.problem == MULTI_LABEL and "" in found.labels and source.label:
+        mark = "[]" if isinstance(source.label, str) else "0"
+        yield f"to train on texts that have none of the labels, write {mark} into their cells"
     if not found.problem:
         yield from separator_advice(found.counts.values)
     if found.problem == MULTI_LABEL and "problem_type" not in stated["finetune"]:

@@ -11,7 +11,7 @@ from training.classify.toml import inline
 from training.classify.values import natural_order, spellings
 from training.errors import SourceError
 from training.sources.documents import Document
-from training.sources.labels import MAX_LISTED, canonical
+from training.sources.labels import MAX_LISTED, canonical, label_values
 from training.sources.split import text_hash
 
 MIN_TEXTS = 10
@@ -39,21 +39,19 @@ def count_labels(found: Iterable[Document], *, may_lack: bool) -> LabelCounts:
     """Count the labels of documents.
 
     Args:
-        may_lack: Whether a text without a label is trained on as one that has none of several.
+        may_lack: Whether a text may have none of several labels, as an empty list or columns of 0 say.
     """
     counts = LabelCounts()
     for document in found:
-        labels = document.label if isinstance(document.label, tuple) else (document.label or "",)
-        values = {canonical(label.strip()) for label in labels} - {""}
-        is_used = bool(values) or may_lack
+        values = set(map(canonical, label_values(document)))
+        is_used = values != {""} and (bool(values) or may_lack)
         counts.texts += is_used
         counts.unlabelled += not is_used
         if is_used and len(counts.sample) < KEPT_TEXTS:
             counts.sample.append(document)
         elif is_used and (place := text_hash(document.text) % counts.texts) < KEPT_TEXTS:
             counts.sample[place] = document  # reservoir sampling, because a file may be sorted
-        for value in values:
-            counts.values[value] += 1
+        counts.values.update(values - {""})
     return counts
 
 

@@ -30,7 +30,8 @@ def labelled(
     source: SourceConfig, recipe: Recipe, progress: Progress | None = None
 ) -> Iterator[tuple[Document, Target]]:
     """The documents of a source with their targets. Labels are numbered as in `finetune.label_names`. A text whose
-    label `finetune.labels` maps to "" is left out; the key "" stands for a missing label.
+    label `finetune.labels` maps to "" is left out; the key "" stands for a missing label. Of several labels, only the
+    label is left out.
 
     Raises:
         SourceError: the source has no label column, or a label is missing, unknown or not a number. The message names
@@ -54,24 +55,23 @@ def _one_label(config: FinetuneConfig) -> Callable[[Document], int | None]:
     index = {name: number for number, name in enumerate(config.label_names)}
 
     def target(document: Document) -> int | None:
-        if isinstance(document.label, tuple):
+        if len(values := label_values(document)) > 1:
             raise SourceError(
-                f"{document.place}: has the labels {', '.join(document.label)}; a text has one, unless "
+                f"{document.place}: has the labels {', '.join(values)}; a text has one, unless "
                 f"finetune.problem_type is {MULTI_LABEL}"
             )
-        return index.get(_label(document.label or "", document, config.labels))
+        return index.get(_label("".join(values), document, config.labels))
 
     return target
 
 
-def _labels(config: FinetuneConfig) -> Callable[[Document], tuple[float, ...]]:
+def _labels(config: FinetuneConfig) -> Callable[[Document], tuple[float, ...] | None]:
     names = config.label_names
 
-    def target(document: Document) -> tuple[float, ...]:
-        found = document.label if isinstance(document.label, tuple) else (document.label or "",)
-        values = filter(None, map(str.strip, found))
+    def target(document: Document) -> tuple[float, ...] | None:
+        values = label_values(document)
         labels = {_label(value, document, config.labels) for value in values}
-        return tuple(1.0 if name in labels else 0.0 for name in names)
+        return None if values == [""] and labels == {""} else tuple(1.0 if name in labels else 0.0 for name in names)
 
     return target
 
@@ -107,6 +107,13 @@ def number_of(value: str) -> float | None:
     return None
 
 
+def label_values(document: Document) -> list[str]:
+    """The values of a text's label: only "" if it is missing, none if it is an empty list."""
+    labels = document.label if isinstance(document.label, tuple) else (document.label or "",)
+    values = dict.fromkeys(map(str.strip, labels))
+    return [*filter(None, values)] or [*values]
+
+
 def canonical(value: str) -> str:
     """A label with whole numbers as `1` instead of `1.0`."""
     whole = _WHOLE_FLOAT.fullmatch(value)
@@ -122,7 +129,7 @@ def _label(value: str, document: Document, labels: Mapping[str, str]) -> str:
     if not value:
         raise SourceError(
             f"{document.place}: has no label; fill it, remove the row, or leave such rows out with the value "
-            '"" = "" in finetune.labels'
+            '"" = "" in finetune.labels; for a text with none of several labels, write [], or 0 into each column'
         )
     names = [repr(value) for value in labels if value]
     known = ", ".join(names[:MAX_LISTED]) + f" and {len(names) - MAX_LISTED} more" * (len(names) > MAX_LISTED)

@@ -85,26 +85,29 @@ def in_recipe(message: str) -> str:
 
 
 def row_labels(cells: Mapping[str, Any], source: SourceConfig) -> str | tuple[str, ...] | None:
-    """The labels of a row: those of its label column, or the names of the columns that have 1.
+    """The labels of a row: those of its label column, or the names of the columns that have 1; None if all are empty.
 
     Raises:
         TableError: a cell is not a label, or one of several columns has a value other than 1 and 0.
     """
     if isinstance(source.label, str):
         return labels_value(cells.get(source.label), source.label, source.separator)
-    marks = {name: (cell_label(cells.get(name), name) or "").lower() for name in source.label_columns}
-    if wrong := [name for name, mark in marks.items() if mark not in MARKS]:
-        raise TableError(f"the field {wrong[0]!r} is {marks[wrong[0]]!r}; several label columns have 1 or 0 each")
-    return tuple(name for name, mark in marks.items() if MARKS[mark]) or None
+    marks = {name: cell_label(cells.get(name), name) or "" for name in source.label_columns}
+    if wrong := [name for name, mark in marks.items() if mark.lower() not in MARKS]:
+        remedy = "replace its values by 1 and 0, or write the labels into one cell, such as a;b"
+        raise TableError(f"the field {wrong[0]!r} is {marks[wrong[0]]!r}; {remedy}, and set the source's `separator`")
+    return tuple(name for name, mark in marks.items() if MARKS[mark.lower()]) if any(marks.values()) else None
 
 
 def labels_value(value: Any, name: str, separator: str | None = None) -> str | tuple[str, ...] | None:
-    """A cell as the labels of a text. It is a tuple if the cell is a list of several, or a separator splits it.
+    """A cell as the labels of a text. It is a tuple if the cell is a list of several or of none, or a separator splits
+    it.
 
-    >>> [labels_value(cell, "label", ";") for cell in (1.0, ["new"], "['new', 2]", "new; used", "")]
-    [('1',), ('new',), ('new', '2'), ('new', ' used'), None]
+    >>> [labels_value(cell, "label", ";") for cell in (1.0, ["new"], "['new', 2]", "new; used", "", "[]")]
+    [('1',), ('new',), ('new', '2'), ('new', ' used'), None, ()]
     """
-    if len(values := cell_values(json_value(value), name)) > 1:
+    values = cell_values(found := json_value(value), name)
+    if len(values) > 1 or found == []:
         return tuple(map(spelled, values))
     text = spelled(values[0]) if values else None
     return tuple(text.split(separator)) if text and separator else text

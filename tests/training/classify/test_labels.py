@@ -130,7 +130,7 @@ def test_labels_of_lists_are_several(tmp_path: Path, as_text: Callable[[Any], st
 @pytest.mark.parametrize(("yes", "no"), [("1", "0"), ("1.0", ""), ("True", "false")])
 def test_labels_may_have_a_column_each(tmp_path: Path, yes: str, no: str) -> None:
     names = ("price", "service", "taste")
-    marked = [{name: yes if name in tags else no for name in names} for tags in [*TAGS, []] * 5]
+    marked = [{name: yes if name in tags else no or "0" * (not tags) for name in names} for tags in [*TAGS, []] * 5]
     rows = [{"body": row["body"]} | marks for row, marks in zip(labelled([""] * 35), marked, strict=True)]
     plan = planned(write_csv(tmp_path / "t.csv", rows), tmp_path / "out", "--label", "price, Service,4", *NETWORK)
     assert "a text may have several labels, because each label has a column" in plan.summary
@@ -141,11 +141,34 @@ def test_labels_may_have_a_column_each(tmp_path: Path, yes: str, no: str) -> Non
     assert targets == [tuple(float(name in tags) for name in names) for tags in [*TAGS, []] * 5]
     with pytest.raises(SourceError, match=r"the label(?s:.*)--text body --label price,service,taste"):
         surveyed(tmp_path / "t.csv")
-    rows[7]["taste"] = "2"
-    with pytest.raises(
-        SourceError, match=r"t\.csv, line 9: the field 'taste' is '2'; several label columns have 1 or 0"
-    ):
-        surveyed(write_csv(tmp_path / "t.csv", rows), "--label", "price,service,taste")
+    rows[7]["taste"] = "WAHR"
+    message = r"t\.csv, line 9: the field 'taste' is 'WAHR'; replace its values by 1 and 0, or write .* --separator$"
+    with pytest.raises(SourceError, match=message):
+        planned(write_csv(tmp_path / "t.csv", rows), tmp_path / "out", "--label", "price,service,taste")
+
+
+@pytest.mark.parametrize(
+    ("tags", "missing", "none", "mark"),
+    [
+        ({"tags": "price;service"}, {"tags": ""}, {"tags": "[]"}, "[]"),
+        ({"price": "1", "service": "0"}, {"price": "", "service": " "}, {"price": "0", "service": ""}, "0"),
+    ],
+)
+def test_labels_that_are_missing_are_left_out_and_no_contradiction(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tags: Any, missing: Any, none: Any, mark: str
+) -> None:
+    """With several labels, too. A text with none of them says so."""
+    other = {"tags": "price"} if "tags" in tags else {"price": "0", "service": "1"}
+    rows = [{"body": row["body"]} | each for row, each in zip(labelled([""] * 44), [tags, other] * 22, strict=True)]
+    rows += [{"body": row["body"]} | missing for row in rows[:3]] + [{"body": f"{mark} of them"} | none]
+    options = ("--label", ",".join(tags), *["--separator", ";"][: 2 * ("tags" in tags)], *NETWORK)
+    plan = planned(write_csv(tmp_path / "t.csv", rows), tmp_path / "out", *options)
+    assert "t.csv: 45 texts (" in plan.summary
+    assert f"without a label\nto train on texts that have none of the labels, write {mark} into" in plan.summary
+    targets = [target for _, target in labelled_documents(plan.recipe.finetune.train[0], plan.recipe)]
+    assert (len(targets), targets[-1]) == (45, (0, 0))
+    prepare_labelled(plan.recipe, Tokenizer.from_vocab(SPECIAL_TOKENS), tmp_path)
+    assert "different labels" not in caplog.text
 
 
 def test_labels_in_combinations_of_another_separator_are_noted(tmp_path: Path) -> None:

@@ -78,9 +78,12 @@ def test_labelled_several_labels_of_a_text_that_may_have_one_are_an_error(tmp_pa
 
 def test_labelled_several_labels_are_numbers_for_each(tmp_path: Path) -> None:
     labels = {"new": "NEW", "used": "USED", "second hand": "USED", "?": ""}
-    cells = [["used", "new"], "second hand ;used", " new ; ? ;", "", None, [], "?"]
-    found = labels_of(tmp_path, labels, *cells, separator=";", problem_type="multi_label_classification")
-    assert found == [(1, 1), (0, 1), (1, 0), (0, 0), (0, 0), (0, 0), (0, 0)]
+    cells = [["used", "new"], "second hand ;used", " new ; ? ;", [], "[]", "?"]
+    several = {"separator": ";", "problem_type": "multi_label_classification"}
+    assert labels_of(tmp_path, labels, *cells, **several) == [(1, 1), (0, 1), (1, 0), (0, 0), (0, 0), (0, 0)]
+    assert labels_of(tmp_path, labels | {"": ""}, "", None, [None], ";", "new", **several) == [(1, 0)]
+    with pytest.raises(SourceError, match=r"line 2: has no label; fill it, .*; for a text with none of several labels"):
+        labels_of(tmp_path, labels, "new", "", **several)
     with pytest.raises(SourceError, match=r"line 2: label 'old' is not in finetune.labels \('new', 'used'"):
         labels_of(tmp_path, labels, "new", ["used", "old"], problem_type="multi_label_classification")
 
