@@ -90,8 +90,10 @@ class ClassifierReport:
     calibration_error_by_chance: float | None
     """The calibration error that a perfectly calibrated model would show on this number of texts."""
     domains: Domains | None
+    same_answer: str | None
+    """The answer to all texts; None if they have several."""
     wrong: list[WrongAnswer]
-    """The most wrong answers, in this order."""
+    """The most wrong answers, in this order; none if all answers are the same."""
     confusion: list[list[int]] | None
     """Counts. Rows: true label; columns: answer."""
     reliability: list[Bin]
@@ -110,10 +112,10 @@ def report_on(models: Mapping[str, Scores], part: EvaluatedTexts) -> ClassifierR
     scored = {name: scores_of(part) for name, scores_of in models.items()}
     problem, ours = scored[OURS]
     constant = problem.constant_of(targets).expand(len(targets), -1)
-    always = f"always answering {problem.words(constant[:1])[0]}"
-    answered = {**scored, always: (problem, constant)}
+    answered = {**scored, f"always answering {problem.words(constant[:1])[0]}": (problem, constant)}
     figures = {name: own.figures(scores, targets) for name, (own, scores) in answered.items()}
-    decisions = problem.decisions(ours, targets)
+    decisions, answers = problem.decisions(ours, targets), {*problem.words(ours)}
+    same_answer = min(answers) if len(answers) == 1 < len(targets) else None
     bins = reliability(*decisions) if decisions else []
     return ClassifierReport(
         texts=len(targets),
@@ -126,7 +128,8 @@ def report_on(models: Mapping[str, Scores], part: EvaluatedTexts) -> ClassifierR
         calibration_error=expected_calibration_error(bins) if bins else None,
         calibration_error_by_chance=calibration_error_by_chance(bins) if bins else None,
         domains=_domains(scored, targets, part.domains),
-        wrong=_wrong(problem, ours, targets, part),
+        same_answer=same_answer,
+        wrong=[] if same_answer else _wrong(problem, ours, targets, part),
         confusion=problem.confusion(ours, targets),
         reliability=bins,
     )

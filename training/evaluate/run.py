@@ -167,6 +167,7 @@ def _classification(pipeline: Pipeline, classifier: Path, folder: Path, *, is_ow
             [*_origin(pipeline, store, test, seed), *map("{}.".format, (labelled.record or {})["advice"])]
         ),
         "seed": seed,
+        "passes": (pipeline.seeds[seed].record or {}).get("passes") if seed is not None else None,
         "seeds": {i: _seed_figures(pipeline, problem, each, test) for i, each in results.items() if len(results) > 1},
     }
 
@@ -174,8 +175,7 @@ def _classification(pipeline: Pipeline, classifier: Path, folder: Path, *, is_ow
 def _seed_figures(
     pipeline: Pipeline, problem: Problem, result: SeedResult, test: Mapping[str, EvaluatedTexts]
 ) -> dict[str, Figure]:
-    checkpoint = load_checkpoint(pipeline.seeds[result.seed].folder / "model")
-    scores_of = _scores(pipeline.recipe, checkpoint, problem)
+    scores_of = _scores(pipeline.recipe, load_checkpoint(pipeline.seeds[result.seed].folder / "model"), problem)
     score = None if result.dev_score is None else abs(result.dev_score)
     figures = {f"{title_of(problem.chosen)} on dev": Figure(score, result.dev_error)}
     for name, texts in test.items():

@@ -17,10 +17,7 @@ from training.problems.estimates import Figure
 WEAKEST_LABELS = 20
 """Maximum rows of a test set in the table of labels."""
 
-REMEDY = (
-    "More labelled texts help most, then more time to train (minutes, passes), or another network to start from "
-    "(finetune.pretrained)."
-)
+REMEDY = "More {} will help most, then more {}, or another network to start from (finetune.pretrained)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +36,8 @@ class Report:
     """The texts and the training in words."""
     seed: int | None = None
     """Seed of the classifier; None if this run did not train it."""
+    passes: float | None = None
+    """How often its training has read the texts."""
     seeds: dict[int, dict[str, Figure]] = field(default_factory=dict)
     """Figures of each seed by name, if there are several seeds: `Problem.chosen` on dev, then the first figure on
     each test source and the mean of `Problem.chosen` over its domains."""
@@ -85,13 +84,15 @@ def wrong_answers(report: Report) -> str:
 def _verdicts(report: Report) -> list[str]:
     """Sentences for each test set: whether the classifier is better than a bag of words and than the best answer that
     is always the same. Faults come first."""
-    found = [_verdict(name, test) for name, test in report.classification.items() if test.against]
+    wanted = ["labelled texts", "time to train (minutes, passes)"]
+    remedy = REMEDY.format(*(wanted[::-1] if (report.passes or 1) < 1 else wanted))  # most texts are not read yet
+    found = [_verdict(name, test, remedy) for name, test in report.classification.items() if test.against]
     return sorted(found, key=lambda sentence: not sentence.startswith("**"))
 
 
-def _verdict(name: str, test: ClassifierReport) -> str:
-    """A sentence with the comparisons. Those that the model loses come first. It is bold if one is lost, or if the
-    model is no better than the constant answer."""
+def _verdict(name: str, test: ClassifierReport, remedy: str) -> str:
+    """A sentence with the comparisons. Those that the model loses come first. It is bold, with the remedy, if one is
+    lost, or if the model is no better than the constant answer."""
     clauses = []
     for other, found in sorted(test.against.items(), key=lambda item: item[1].verdict != "worse"):
         values = " against ".join(_number(test.figures[model][found.figure].value or 0.0) for model in (OURS, other))
@@ -99,9 +100,10 @@ def _verdict(name: str, test: ClassifierReport) -> str:
         clauses.append(
             f"{found.verdict} than {other} ({title_of(found.figure)} {values}, a difference of {difference})"
         )
+    clauses += [f"all answers are the same: {test.same_answer}"] * bool(test.same_answer)
     sentence = f"{name}: {', '.join(clauses)}."
     is_useless = [*test.against.values()][-1].verdict != "better"  # than the constant answer
-    return f"**{sentence} {REMEDY}**\n" if is_useless or clauses[0].startswith("worse") else f"{sentence}\n"
+    return f"**{sentence} {remedy}**\n" if is_useless or clauses[0].startswith("worse") else f"{sentence}\n"
 
 
 def _classification_table(report: Report) -> str:

@@ -65,7 +65,8 @@ def finetune(
         first: folder of a training whose plan, calibration and configuration this one takes, to train on all rows.
 
     Returns:
-        The figures on dev, the temperature and the number of texts, to record; None if a signal stopped the run.
+        The figures on dev, the temperature, the number of texts and the passes, to record; None if a signal stopped
+        the run.
 
     Raises:
         RunError: the network to start from does not fit the recipe.
@@ -102,7 +103,8 @@ def finetune(
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
         write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer)
     result = SeedResult(seed, **dev_figures(answers)) if answers else SeedResult(seed, None, None, None)
-    return {"result": asdict(result), "temperature": temperature, "texts": pass_size(store, config.max_length)[0]}
+    texts, passes = pass_size(store, config.max_length)[0], (trainer.state.budget_tokens or 0) / stream.tokens
+    return {"result": asdict(result), "temperature": temperature, "texts": texts, "passes": passes}
 
 
 def check_start(recipe: Recipe, start: Checkpoint) -> None:
@@ -210,5 +212,4 @@ def _trainer(
         step_share=BUDGET_SHARE,
         tokens_after=2 * dev_tokens + round(mean * test_texts),
     )
-    advisor = Advisor(FINETUNING_REMEDY)
-    return Trainer(loss, stream, settings, folder, dist, evaluate if dev else None, advisor)
+    return Trainer(loss, stream, settings, folder, dist, evaluate if dev else None, Advisor(FINETUNING_REMEDY))

@@ -97,6 +97,9 @@ def test_report_of_several_labels() -> None:
     assert made.figures[OURS]["all_labels_right"].value == 0.5
     assert made.confusion is None
     assert made.calibration_error is not None
+    assert made.same_answer is None
+    same = report(SEVERAL, torch.tensor([[0.4, 0.3], [0.1, 0.2]]), part((1.0, 1.0), (0.0, 1.0)))
+    assert (same.same_answer, same.wrong) == ("(none)", []), "an order of answers that are alike says nothing"
 
 
 def test_report_of_numbers_has_no_labels_and_no_confidence() -> None:

@@ -30,7 +30,7 @@ def test_plot_has_panels_for_each_test_set(tmp_path: Path) -> None:
         ([[1] * 51] * 51, topics, (5600, 5600)),
         (None, ["stars"], (600, 1200)),
     ):
-        report = ClassifierReport(2, {}, {}, {}, None, None, None, [], confusion, bins)
+        report = ClassifierReport(2, {}, {}, {}, None, None, None, None, [], confusion, bins)
         assert plot(tmp_path / "answers.png", [], tests={"films": report, "shops": report}, labels=labels)
         png = (tmp_path / "answers.png").read_bytes()
         assert (png[:4], int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) == (PNG, *size)

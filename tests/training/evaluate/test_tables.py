@@ -58,12 +58,17 @@ def test_tables_begin_with_the_comparisons_and_faults_come_first() -> None:
     ).splitlines()
     assert first.startswith(f"**bad: worse than {always} (accuracy 0.9000 against 0.5000, a difference of 0.2000 ± ")
     assert first.endswith(
-        "More labelled texts help most, then more time to train (minutes, passes), or another "
-        "network to start from (finetune.pretrained).**"
+        "More labelled texts will help most, then more time to train (minutes, passes), or another network to start "
+        "from (finetune.pretrained).**"
     )
+    assert "More time to train (minutes, passes) will help most, then more labelled texts, or" in text_of(
+        report(classification={"bad": bad}, passes=0.4)
+    ), "most texts are not read yet"
     assert second == "Texts: 1."
     constant = answered(("NEGATIVE", "POSITIVE"), (0, 5), (0, 5))
-    assert text_of(report(constant)).startswith("**reviews: neither better nor worse than always answering NEGATIVE")
+    verdict = text_of(report(constant)).splitlines()[0]
+    assert verdict.startswith("**reviews: neither better nor worse than always answering NEGATIVE")
+    assert "), all answers are the same: POSITIVE. More " in verdict
 
 
 def test_tables_have_the_figures_of_each_test_set_and_the_thresholds() -> None:

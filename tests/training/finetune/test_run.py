@@ -321,7 +321,7 @@ def test_finetune_reads_texts_as_often_as_passes_say(finished: Recipe) -> None:
     stream = LabelledStream(text, tokenizer, config.max_length, None, 1, resolved.micro_tokens(config))
     passes = [len(window) for window in islice(stream.windows(), round(config.passes or 0))]
     steps = list(RunLog(seed_folder(finished) / "log.jsonl"))[-1]["step"]
-    assert len(passes) == config.passes == 2
+    assert len(passes) == config.passes == 2 == (read_json(seed_folder(finished) / DONE) or {})["passes"]
     assert abs(steps - sum(passes) * stream.micro_batch_tokens / (config.batch_tokens or 0)) <= 1
 
 
