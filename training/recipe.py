@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 import tomllib
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,10 @@ CONTAINING: Final = "containing"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[
+    str, BeforeValidator(lambda name: unicodedata.normalize("NFC", name) if isinstance(name, str) else name)
+]
+"""A label, or a value of its column, with composed characters."""
 
 
 def _no_boolean(value: Any) -> Any:
@@ -181,8 +186,7 @@ class ModelConfig(_Strict):
         if self.num_hidden_layers:
             changes["num_hidden_layers"] = self.num_hidden_layers
         if self.hidden_size:
-            heads = max(1, self.hidden_size // 64)
-            changes |= {"hidden_size": self.hidden_size, "num_attention_heads": heads}
+            changes |= {"hidden_size": self.hidden_size, "num_attention_heads": max(1, self.hidden_size // 64)}
             changes["intermediate_size"] = 4 * self.hidden_size
         return BertConfig.preset(self.preset, **changes)
 
@@ -295,7 +299,7 @@ class FinetuneConfig(_Strict):
     is kept if it has the same labels. If absent, this run's network."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = SINGLE_LABEL
     """What the label column holds: one label, any number of labels (`[]` or columns of 0 for none), or a number."""
-    labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
+    labels: dict[Name, Name] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Label of the model for each value of the label column; several values may have one, and `""` leaves a value out:
     `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. `1.0` matches the key `1`."""
     seeds: tuple[Seed, ...] = ()
@@ -632,8 +636,7 @@ def _message(error: ErrorDetails) -> str:
 def write_resolved(recipe: Recipe, folder: Path) -> None:
     """Write the recipe with all its overrides and defaults as `recipe.json` beside a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = recipe.model_dump_json(indent=1, exclude_none=True)
-    (folder / RESOLVED).write_text(text + "\n", encoding="utf-8")
+    (folder / RESOLVED).write_text(recipe.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
 
 
 def read_resolved(folder: Path) -> Recipe | None:

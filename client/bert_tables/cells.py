@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 from bert_tables.errors import TableError
@@ -25,7 +26,7 @@ def cell_values(value: Any, name: str) -> list[Any]:
     for item in values:
         if isinstance(item, dict | list | tuple):
             kind = "an object" if isinstance(item, dict) else "a list in a list"
-            raise TableError(f"the field {name!r} is {kind}; write its values into columns of their own")
+            raise TableError(f"the field {name!r} is {kind}; write its value or list into the cell")
         if isinstance(item, bytes):
             raise TableError(f"the field {name!r} is bytes that are not UTF-8; write it as text")
         if isinstance(item, float) and not math.isfinite(item):
@@ -60,13 +61,11 @@ def cell_text(value: Any) -> str | None:
     """
     if isinstance(value, str):  # as nearly all are
         return "" if is_missing(value) else value
-    try:
+    with suppress(TableError):
         values = cell_values(value, "")
-    except TableError:
-        return None
-    if not all(isinstance(item, str) for item in values):
-        return None
-    return ("\n" if any(" " in item for item in values) else " ").join(values)
+        if all(isinstance(item, str) for item in values):
+            return ("\n" if any(" " in item for item in values) else " ").join(values)
+    return None
 
 
 def spelled(value: Any) -> str:

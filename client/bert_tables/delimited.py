@@ -72,20 +72,20 @@ def mark_returns(line: str) -> str:
 def holds_rows(cells: list[str], delimiter: str) -> bool:
     """Whether a quoted cell of a record seems to hold whole rows, because most of its lines complete a row.
 
-    A line that has a space after a delimiter does not count. Nor does one that begins with a delimiter, unless the
-    record does too. People write so, programs do not.
+    A line that has a space after a delimiter does not count. Nor does one that begins or ends with a delimiter, unless
+    the record does too. People write so, programs do not.
     """
     filled = ["x" * bool(cell) for cell in cells]
-    several = [index for index, cell in enumerate(cells) if LINE_END.search(cell)] if len(cells) > 1 else []
-    for index in several:
-        lines = LINE_END.split(delimiter.join([*filled[:index], cells[index], *filled[index + 1 :]]))
+    for index, cell in enumerate(cells):
+        lines = LINE_END.split(delimiter.join([*filled[:index], cell, *filled[index + 1 :]]))
         rows = sum(
             line.count(delimiter) == len(cells) - 1
             and f"{delimiter} " not in line
             and not (cells[0] and line.startswith(delimiter))
+            and not (cells[-1] and line.endswith(delimiter))
             for line in lines
         )
-        if len(lines) < 2 * rows:
+        if 1 < len(lines) < 2 * rows and len(cells) > 1:
             return True
     return False
 
@@ -154,6 +154,6 @@ def _describe(error: csv.Error, line: int, dialect: Dialect) -> str:
     what = "never closes" if never_closes else "has text after its closing quotation mark"
     remedy = (
         f"a quotation mark inside is written twice ({dialect.quote * 2}); if quotation marks are only text, state "
-        'quote = ""; if a backslash marks those that are text, state the escape character \\'
+        '--quote ""; if a backslash marks those that are text, state --escape \\'
     )
     return f"a quoted cell that opens in line {line} {what}; {remedy}"

@@ -120,7 +120,7 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
         return default, None
     usual, other = DELIMITER_NAMES[default], DELIMITER_NAMES[others[0]]
     if share > 0.5 or len(others) > 1:
-        return default, f"the {other} could be the delimiter as well as the {usual}: state it"
+        return default, f"the {other} could be the delimiter as well as the {usual}: state --delimiter"
     return others[0], f"the {other} is read as the delimiter: it fits the rows, the {usual} does not"
 
 

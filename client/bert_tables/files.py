@@ -171,7 +171,7 @@ def text_lines(file: File, encoding: str, *, keep_returns: bool = False) -> Iter
     except (*READ_ERRORS, UnicodeError) as error:
         if "start with BOM" not in str(error):  # a UnicodeDecodeError from Python 3.13 on
             raise damage(file.name, f"line {number}", error) from error
-        remedy = f"state {name}-le or {name}-be if it is {name}, else its own encoding"
+        remedy = f"state --encoding {name}-le or {name}-be if it is {name}, else its own encoding"
         raise TableError(f"{file.name}: does not begin with a byte order mark; {remedy}") from error
     finally:
         if not file.content.closed:
@@ -206,14 +206,13 @@ def damage(name: str, place: str, error: Exception) -> TableError:
 def text_fault(text: str, encoding: str) -> str | None:
     """The fault of a text that holds a NUL or bytes that are not in its encoding; None without one."""
     if "\0" in text:
-        return "it holds a NUL byte; if the file is UTF-16, state its encoding (utf-16-le)"
+        return "it holds a NUL byte; if the file is UTF-16, add --encoding utf-16-le"
     if _is_unicode(text):
         return None
-    code = ord(next(character for character in text if "\ud800" <= character <= "\udfff"))
-    if not 0xDC80 <= code <= 0xDCFF:
+    code = ord(next(character for character in text if "\ud800" <= character <= "\udfff")) - 0xDC00
+    if not 0x80 <= code <= 0xFF:
         return "it holds a lone surrogate of UTF-16"
-    remedy = "state the encoding of the file, such as windows-1252, or convert the file to UTF-8"
-    return f"byte {code - 0xDC00:#04x} is not {encoding.removesuffix('-sig').upper()}: {remedy}"
+    return f"byte {code:#04x} is not {encoding.removesuffix('-sig').upper()}: add --encoding windows-1252, or another"
 
 
 def library(name: str, wanted_by: str) -> Any:

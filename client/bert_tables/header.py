@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence, Set
 
@@ -68,12 +69,14 @@ def _doubt_of_rows(rows: Sequence[Record], names: Sequence[str]) -> tuple[str | 
 
 
 def find_column(names: Sequence[str], address: str) -> str | None:
-    """The column that has a name or, if none has, a number, from 1. Case and blanks around names do not matter.
+    """The column that has a name or, if none has, a number, from 1. Case, blanks around names and the Unicode form of
+    their characters do not matter.
 
     >>> [find_column(["id", " Text ", "text"], address) for address in ("text", "TEXT", "2", "title")]
     ['text', ' Text ', ' Text ', None]
     """
-    alike = [name for name in names if name.strip().casefold() == address.strip().casefold()]
+    plain, *others = (unicodedata.normalize("NFC", name).strip().casefold() for name in (address, *names))
+    alike = [name for name, other in zip(names, others, strict=True) if other == plain]
     numbered = names[int(address) - 1 : int(address)] if address.isdecimal() else ()
     return next(iter([*sorted(alike, key=lambda name: name != address), *numbered]), None)
 

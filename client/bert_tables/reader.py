@@ -331,7 +331,7 @@ def _rows(
             suspicious += 1
             if suspicious <= _SHOWN_WARNINGS:
                 lines = f"line {record.number}: a quoted cell up to line {record.number + record.lines - 1}"
-                remedy = 'if its quotation mark is only text, write it twice in a quoted cell, or state quote = ""'
+                remedy = 'if its quotation mark is only text, write it twice in a quoted cell, or state --quote ""'
                 warnings.append(f"{file.name}, {lines} holds what seem to be whole rows; {remedy}")
         named = dict(zip(columns, cells + [""] * (len(columns) - len(cells)), strict=False))
         faults = named.items() if text_fault("".join(cells), encoding) else ()
@@ -346,8 +346,8 @@ def _count_fault(cells: list[str], columns: tuple[str, ...], dialect: Dialect) -
     counts = f"the row has {len(cells)} cell{'s' * (len(cells) != 1)}, the header has {len(columns)} ({names})"
     mark = DELIMITER_NAMES.get(dialect.delimiter or "", repr(dialect.delimiter))
     remedy = (
-        f"if the {mark} is not the delimiter, state it; else quote a cell that holds one or a line end, with no space "
-        "before the quotation mark; if all rows end in a delimiter, let the header end in one"
+        f"if the {mark} is not the delimiter, state --delimiter; else quote a cell that holds one or a line end, with "
+        "no space before the quotation mark; if all rows end in a delimiter, let the header end in one"
     )
     return f"{counts}; {remedy}"
 

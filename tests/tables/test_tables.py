@@ -222,7 +222,7 @@ def test_row_with_fewer_or_more_cells_has_a_fault(read: Read) -> None:
 @pytest.mark.parametrize("row", ["1,good,", '1, "good, really"', "1,good, really"])
 def test_row_with_more_cells_has_a_remedy(read: Read, row: str) -> None:
     (fault,) = [row.fault for row in read(f"id,text\n{row}\n")[0]]
-    assert "header has 2 (id, text); if the comma is not the delimiter, state it; else quote" in (fault or "")
+    assert "header has 2 (id, text); if the comma is not the delimiter, state --delimiter; else quote" in (fault or "")
 
 
 def test_row_that_repeats_the_header_has_a_fault(read: Read) -> None:
@@ -436,6 +436,7 @@ def test_quotation_mark_warning_names_the_line_of_the_row(read: Read, content: s
         "Great film.\nWatch it, really, soon!",
         "One, two\nthree, four",
         "A list:\n- one\n- two\n\nThe end",
+        "Cheap,\nfast,\ngood",
         "x" * 300 + "\n" * 300 + "y",
     ],
 )
@@ -552,7 +553,7 @@ def test_dialect_escape_in_a_tsv_does_not_make_its_quotation_marks_text(read: Re
 def test_dialect_escape_is_named_where_it_is_needed(read: Read) -> None:
     rows, _ = read('id,text\n1,"He said \\"hi\\" to me, twice"\n2,good\n')
     assert rows[0].fault is not None
-    assert "state the escape character" in rows[0].fault
+    assert "state --escape" in rows[0].fault
     assert rows[1].fault is None
 
 
@@ -664,7 +665,7 @@ def test_delimiter_is_detected_without_a_header(read: Read) -> None:
 def test_delimiter_that_could_be_two_gives_a_warning(read: Read) -> None:
     content = "4;Great, loved it\n1;Bad, hated it\n5;Well\n"
     rows, warnings = read(content, dialect=Dialect(header=False))
-    assert warnings == ["a.csv: the semicolon could be the delimiter as well as the comma: state it"]
+    assert warnings == ["a.csv: the semicolon could be the delimiter as well as the comma: state --delimiter"]
     assert sum(row.fault is not None for row in rows) == 1
     rows, warnings = read(content, dialect=Dialect(header=False, delimiter=";"))
     assert ([len(row.cells) for row in rows], warnings) == ([2, 2, 2], [])
@@ -676,7 +677,7 @@ def test_delimiter_that_could_be_two_gives_a_warning(read: Read) -> None:
 )
 def test_delimiter_that_is_also_a_decimal_mark_gives_a_warning(read: Read, content: str, header: bool) -> None:
     _, warnings = read(content, dialect=Dialect(header=header))
-    assert warnings == ["a.csv: the semicolon could be the delimiter as well as the comma: state it"]
+    assert warnings == ["a.csv: the semicolon could be the delimiter as well as the comma: state --delimiter"]
 
 
 @pytest.mark.parametrize(("line", "mark"), [("sep=;\n", ";"), ("SEP=|\r\n", "|"), ("sep=\t\r", "\t")])
@@ -855,7 +856,7 @@ def test_encoding_marks_of_appended_files_are_left_out(read: Read, encoding: str
 @pytest.mark.parametrize("content", ["text,n\ngood,1\n".encode("utf-16-le"), b"text,n\ngood,1\n"])
 def test_encoding_utf_16_without_a_mark_needs_its_byte_order(read: Read, content: bytes) -> None:
     with pytest.raises(
-        TableError, match=r"a\.csv: does not begin with a byte order mark; state utf-16-le or utf-16-be"
+        TableError, match=r"a\.csv: does not begin with a byte order mark; state --encoding utf-16-le or utf-16-be"
     ):
         read(content, dialect=Dialect(encoding="UTF16"))
 
@@ -872,9 +873,7 @@ def test_encoding_utf_16_without_a_mark_needs_its_byte_order(read: Read, content
 def test_encoding_other_bytes_are_a_fault_of_their_row(read: Read, name: str, content: bytes) -> None:
     (broken, whole), _ = read(content, name)
     assert broken.fault is not None
-    assert broken.fault.endswith(
-        " is not UTF-8: state the encoding of the file, such as windows-1252, or convert the file to UTF-8"
-    )
+    assert broken.fault.endswith(" is not UTF-8: add --encoding windows-1252, or another")
     assert whole.fault is None
 
 
@@ -903,7 +902,7 @@ def test_encoding_lone_surrogate_is_a_fault_of_its_row(read: Read) -> None:
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt"])
 def test_row_nul_bytes_are_a_fault_of_their_row(read: Read, name: str) -> None:
     rows, _ = read({"a.jsonl": '{"text": "a\0"}\n{"text": "b"}\n'}.get(name, "text\na\0\nb\n"), name)
-    nul = "it holds a NUL byte; if the file is UTF-16, state its encoding (utf-16-le)"
+    nul = "it holds a NUL byte; if the file is UTF-16, add --encoding utf-16-le"
     assert [(row.fault or "").endswith(nul) for row in rows[-2:]] == [True, False]
 
 
@@ -913,7 +912,7 @@ def test_header_of_utf_16_without_a_mark_asks_for_the_encoding(read: Read) -> No
 
 
 def test_header_of_another_encoding_is_an_error(read: Read) -> None:
-    with pytest.raises(TableError, match=r"a\.csv, line 1: in the header, byte 0xe9 is not UTF-8: state the enc"):
+    with pytest.raises(TableError, match=r"a\.csv, line 1: in the header, byte 0xe9 is not UTF-8: add --enc"):
         read(b"text,caf\xe9\ngood,1\n")
 
 

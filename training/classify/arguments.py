@@ -23,8 +23,8 @@ _CHOSEN = (
 
 _KEYS = {
     "set text, label, group or by of the source": "state --text, --label, source.group or source.by for",
-    "the source's `table` states it": "--first-line, --no-header, --delimiter, --quote, --escape or --encoding does",
-    "the source's `format` states it": "--format states it",
+    "; in a recipe, the source's `table` states it": "",
+    "in a recipe, the source's `format` states it": "--format states it",
     "set the source's `format`": "add --format",
     "set the source's `separator`": "add --separator",
     "set `format`": "add --format",

@@ -86,8 +86,7 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
         values["finetune"]["pretrained"] = str(choose_start(recipe, found.counts.sample))
     advice = vocabulary_advice(Tokenizer.load(values["finetune"]["pretrained"]), found.counts.sample)
     recipe = write_recipe(output, values, f"bert-train {shlex.join(arguments)}")
-    summary = [*_summary(given, stated, found, all_rows=recipe.finetune.all_rows), *advice]
-    return Plan(recipe, "\n".join(summary))
+    return Plan(recipe, "\n".join([*_summary(given, stated, found, all_rows=recipe.finetune.all_rows), *advice]))
 
 
 def survey(given: argparse.Namespace, stated: Values) -> Survey:
@@ -194,8 +193,8 @@ def _summary(given: argparse.Namespace, stated: Values, found: Survey, *, all_ro
         yield from wrap(f"labels: {used(counts, found.labels)}", 100)
     yield from found.notes
     if found.problem == MULTI_LABEL and "" in found.labels and source.label:
-        mark = "[]" if isinstance(source.label, str) else "0"
-        yield f"to train on texts that have none of the labels, write {mark} into their cells"
+        none = "[]" if isinstance(source.label, str) else "0"
+        yield f"to train on texts that have none of the labels, write {none} into their cells"
     if not found.problem:
         yield from separator_advice(found.counts.values)
     if found.problem == MULTI_LABEL and "problem_type" not in stated["finetune"]:

@@ -108,17 +108,13 @@ def _without_notes(folder: Path, found: Sequence[Path], source: SourceConfig) ->
             known = [file for file in known if _inner_suffix(file) not in _MARKDOWN_SUFFIXES]
         kept = known or [file for file in kept if file.suffix == ".arrow"]  # refused later, with the remedy
     if kept and len(kept) < len(found):
-        names = _shown(sorted({file.name for file in set(found).difference(kept)}))
+        names = sorted({file.name for file in set(found).difference(kept)})
+        shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
         log_once(
             f"{folder}: {len(found) - len(kept)} of {len(found)} files are not read, because they describe the others "
-            f"or their suffix tells no format ({names}); give the path of one that is a text, or rename it"
+            f"or their suffix tells no format ({shown}); give the path of one that is a text, or rename it"
         )
     return kept
-
-
-def _shown(names: Sequence[str]) -> str:
-    """The first few names of a list."""
-    return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
 
 
 def form_of(file: Path, source: SourceConfig) -> str | None:
@@ -134,8 +130,7 @@ def format_of_file(file: File, source: SourceConfig) -> str:
         SourceError: the format follows neither from the recipe, nor from the suffix, nor from the first bytes.
         TableError: the file is of a kind that cannot be read.
     """
-    path = Path(file.name)
-    form = form_of(path, source)
+    form = form_of(Path(file.name), source)
     if form is None and not file.is_parquet:
         file.check_kind(markup=True)  # an Excel workbook is better saved as CSV than renamed
         known = ", ".join(FORMATS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
@@ -46,8 +47,7 @@ def with_targets(found: Iterable[Document], config: FinetuneConfig) -> Iterator[
     """Documents with their targets; see `labelled`."""
     target_of = _TARGETS[config.problem_type](config)
     for document in found:
-        target = target_of(document)
-        if target is not None:
+        if (target := target_of(document)) is not None:
             yield document, target
 
 
@@ -115,7 +115,8 @@ def label_values(document: Document) -> list[str]:
 
 
 def canonical(value: str) -> str:
-    """A label with whole numbers as `1` instead of `1.0`."""
+    """A label with whole numbers as `1` instead of `1.0`, and composed characters (NFC): macOS writes others."""
+    value = unicodedata.normalize("NFC", value)
     whole = _WHOLE_FLOAT.fullmatch(value)
     return whole[1] if whole else value
 

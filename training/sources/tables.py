@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import logging
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -78,10 +79,10 @@ def in_recipe(message: str) -> str:
     """A message of `bert_tables` with the key of a source by which its remedy is stated.
 
     >>> in_recipe("a.csv: state the delimiter")
-    "a.csv: state the delimiter; the source's `table` states it"
+    "a.csv: state the delimiter; in a recipe, the source's `table` states it"
     """
     key = "format" if "state the format" in message else "table"
-    return f"{message}; the source's `{key}` states it" if "state " in message else message
+    return f"{message}; in a recipe, the source's `{key}` states it" if re.search("state |add -", message) else message
 
 
 def row_labels(cells: Mapping[str, Any], source: SourceConfig) -> str | tuple[str, ...] | None:

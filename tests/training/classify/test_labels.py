@@ -94,6 +94,21 @@ def test_labels_of_a_test_table_that_the_table_lacks_are_left_out(tmp_path: Path
         surveyed(tmp_path / "lines.txt", "--format", "fasttext", "--test", str(test))
 
 
+def test_labels_and_columns_are_compared_and_written_with_composed_characters(tmp_path: Path) -> None:
+    """macOS writes names of folders, and some programs texts, with decomposed ones."""
+    rows = [
+        {"body": row["body"], "Gro\u0308ße": row["label"]} for row in labelled(["scho\u0308n", "schön", "übel"] * 20)
+    ]
+    plan = planned(
+        write_csv(tmp_path / "t.csv", rows), tmp_path / "out", "--text", "body", "--label", "Größe", *NETWORK
+    )
+    assert written(plan)["finetune"]["labels"] == {"schön": "schön", "übel": "übel"}
+    override = "finetune.labels={'scho\u0308n'='scho\u0308n', 'u\u0308bel'='u\u0308bel'}"
+    plan = planned(tmp_path / "t.csv", tmp_path / "out", "--label", "Größe", override, *NETWORK)
+    assert plan.recipe.finetune.label_names == ["schön", "übel"]
+    assert {target for _, target in labelled_documents(plan.recipe.finetune.train[0], plan.recipe)} == {0, 1}
+
+
 def test_labels_with_two_texts_are_trained_on(tmp_path: Path) -> None:
     rows = labelled(["a", "b"] * 20)
     rows += [{"body": f"some text {i}", "label": f"rare {i % 9}"} for i in range(18)]
