@@ -96,15 +96,12 @@ def test_labels_of_a_test_table_that_the_table_lacks_are_left_out(tmp_path: Path
 
 def test_labels_and_columns_are_compared_and_written_with_composed_characters(tmp_path: Path) -> None:
     """macOS writes names of folders, and some programs texts, with decomposed ones."""
-    rows = [
-        {"body": row["body"], "Gro\u0308ße": row["label"]} for row in labelled(["scho\u0308n", "schön", "übel"] * 20)
-    ]
-    plan = planned(
-        write_csv(tmp_path / "t.csv", rows), tmp_path / "out", "--text", "body", "--label", "Größe", *NETWORK
-    )
+    rows = labelled(["scho\u0308n", "schön", "übel"] * 20)
+    table = write_csv(tmp_path / "t.csv", [{"body": row["body"], "Gro\u0308ße": row["label"]} for row in rows])
+    plan = planned(table, tmp_path / "out", "--label", "Größe", *NETWORK)
     assert written(plan)["finetune"]["labels"] == {"schön": "schön", "übel": "übel"}
     override = "finetune.labels={'scho\u0308n'='scho\u0308n', 'u\u0308bel'='u\u0308bel'}"
-    plan = planned(tmp_path / "t.csv", tmp_path / "out", "--label", "Größe", override, *NETWORK)
+    plan = planned(table, tmp_path / "out", "--label", "Größe", override, *NETWORK)
     assert plan.recipe.finetune.label_names == ["schön", "übel"]
     assert {target for _, target in labelled_documents(plan.recipe.finetune.train[0], plan.recipe)} == {0, 1}
 

@@ -265,14 +265,9 @@ def test_a_tables_dialect_is_stated_or_detected(tmp_path: Path, content: str, se
 def test_an_encoding_is_stated(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, "text\nschön\n".encode("windows-1252"))
     assert texts(tmp_path, name, table={"encoding": "windows-1252"})[0].endswith("schön")
-    with pytest.raises(
-        SourceError,
-        match=r"line 2: .*byte 0xf6 is not UTF-8: add --encoding windows-1252, or another; in a recipe, .* `table`",
-    ):
+    with pytest.raises(SourceError, match=r"line 2: .*byte 0xf6 is .*: add --encoding .*; in a recipe, .* `table`"):
         texts(tmp_path, name)
-    with pytest.raises(
-        SourceError, match="does not begin with a byte order mark; state --encoding utf-16-le or utf-16-be"
-    ):
+    with pytest.raises(SourceError, match="begin with a byte order mark; state --encoding utf-16-le or utf-16-be"):
         texts(tmp_path, name, table={"encoding": "utf-16"})
 
 
