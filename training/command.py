@@ -59,7 +59,8 @@ def _make(command: str) -> Callable[[Pipeline], bool]:
 
 def _inspect(pipeline: Pipeline, examples: int) -> None:
     pipeline.corpus.check()
-    print(inspect(pipeline.recipe, Tokenizer.load(pipeline.tokenizer.folder), pipeline.corpus.folder, examples))
+    tokenizer = Tokenizer.load(pipeline.tokenizer.folder)
+    print(inspect(pipeline.recipe, tokenizer, pipeline.corpus.folder, examples))
 
 
 def _evaluate(pipeline: Pipeline, weights: Path | None = None) -> None:
@@ -153,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with logging_redirect_tqdm():
             finished = _run(parsed, overrides, arguments)
     except torch.OutOfMemoryError as error:
-        advice = "\nlower micro_batch_tokens" * (parsed.command in (*PARALLEL, "all", "classify"))
+        is_training = parsed.command in (*PARALLEL, "all", "classify")
+        advice = "\nlower micro_batch_tokens" * is_training
         print(f"error: {error}{advice}", file=sys.stderr)
         return 1
     except BertError as error:

@@ -482,7 +482,8 @@ def _with_real_paths(recipe: Recipe) -> Recipe:
     exported = {recipe.exported(name).resolve() for name in ("pretrained", "classifier")}
     for table, key, path in _networks(recipe):
         real = follow(path)
-        if path.parent.resolve() == recipe.folder.resolve() or real.resolve() in exported:
+        is_own = path.parent.resolve() == recipe.folder.resolve() or real.resolve() in exported
+        if is_own:
             other = f"name {real}, or " if real != path else ""
             raise RunError(f"{table}.{key} is {path}, which changes with this run: {other}give the run another name")
         recipe = recipe.model_copy(update={table: getattr(recipe, table).model_copy(update={key: real})})

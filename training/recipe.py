@@ -186,7 +186,8 @@ class ModelConfig(_Strict):
         if self.num_hidden_layers:
             changes["num_hidden_layers"] = self.num_hidden_layers
         if self.hidden_size:
-            changes |= {"hidden_size": self.hidden_size, "num_attention_heads": max(1, self.hidden_size // 64)}
+            heads = max(1, self.hidden_size // 64)
+            changes |= {"hidden_size": self.hidden_size, "num_attention_heads": heads}
             changes["intermediate_size"] = 4 * self.hidden_size
         return BertConfig.preset(self.preset, **changes)
 

@@ -40,7 +40,8 @@ def choose_start(recipe: Recipe, texts: Iterable[Document]) -> Path:
 
     config = recipe.finetune
     read, found = reading_of(config.train[0]), list(with_targets(texts, config))
-    parts = held_out(split_columns((len(config.test), *row) for row in found), labelled_sources(config, ()), config)
+    columns = split_columns((len(config.test), *row) for row in found)
+    parts = held_out(columns, labelled_sources(config, ()), config)
     found = [found[i] for i in np.isin(parts, (Part.TRAIN, Part.DEV)).nonzero()[0]]  # the report uses the others
     documents, labels = zip(*found[:: -(-len(found) // TRIED_TEXTS)], strict=True)
     if len(set(labels)) == 1:

@@ -76,7 +76,8 @@ def checkpoint_hash(folder: Path) -> str:
     found = sorted({file for pattern in _NETWORK_FILES for file in folder.glob(pattern)})
     if not found:
         raise RunError(f"{folder} is missing, or is not a checkpoint directory")
-    return hashlib.sha256(json.dumps({file.name: _entry(file, None)[2] for file in found}).encode()).hexdigest()
+    hashes = {file.name: _entry(file, None)[2] for file in found}
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
 
 def _entry(file: Path, known: list[Any] | None) -> list[Any]:

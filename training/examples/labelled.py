@@ -125,7 +125,8 @@ def encode_texts(
 ) -> LabelledTexts:
     """Documents in memory, all read in the same way; see `LabelledTexts`."""
     shard = ShardEncoder(tokenizer).encode_labelled(documents)
-    return LabelledTexts(shard, np.arange(len(documents)), targets, [read] * len(documents), tokenizer, max_length)
+    rows = np.arange(len(documents))
+    return LabelledTexts(shard, rows, targets, [read] * len(documents), tokenizer, max_length)
 
 
 def labelled_window(

@@ -53,7 +53,8 @@ class Examples:
     @property
     def masked(self) -> Ints:
         """(examples,) masked tokens of each."""
-        return np.diff(np.searchsorted(self.masked_positions, self.lengths.cumsum()), prepend=0)
+        ends = np.searchsorted(self.masked_positions, self.lengths.cumsum())
+        return np.diff(ends, prepend=0)
 
     def shown_as(self, masked: Ints | int) -> Examples:
         """The examples with other ids at the masked positions: [MASK] at all, or the original tokens."""

@@ -93,7 +93,8 @@ class Pairs:
         half = np.where(first > second, kept // 2, kept - kept // 2)  # of two equal segments, the second is longer
         second = np.minimum(second, np.maximum(half, kept - first))
         sizes = np.stack([kept - second, second], 1)
-        return Pairs(self.starts + np.stack([first - sizes[:, 0], np.zeros_like(first)], 1), sizes, self.kinds)
+        starts = self.starts + np.stack([first - sizes[:, 0], np.zeros_like(first)], 1)
+        return Pairs(starts, sizes, self.kinds)
 
 
 def sample_pairs(text: Text, config: ExamplesConfig, rng: np.random.Generator) -> Pairs:

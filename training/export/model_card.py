@@ -62,7 +62,8 @@ def write_card(recipe: Recipe, name: str, run: Path, target: Path, weights: str)
         limits="\n".join(["## Limits", "", *(f"- {line}" for line in trained.limits)] if trained.limits else []),
     )
     (target / "README.md").write_text(card.rstrip() + "\n", encoding="utf-8")
-    write_json(target / RESOLVED, trained.model_dump(mode="json", exclude_none=True, exclude=_LOCAL_KEYS))
+    values = trained.model_dump(mode="json", exclude_none=True, exclude=_LOCAL_KEYS)
+    write_json(target / RESOLVED, values)
 
 
 def _figures(recipe: Recipe, name: str, target: Path, weights: str) -> str:

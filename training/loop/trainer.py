@@ -176,7 +176,8 @@ class Trainer:
             with stop_signals(self._stop):
                 self._train()
         if self._stop_signal:
-            logger.warning("stopped by %s at step %d", signal.Signals(self._stop_signal).name, self.state.step)
+            name = signal.Signals(self._stop_signal).name
+            logger.warning("stopped by %s at step %d", name, self.state.step)
             return False
         self.optimizer.zero_grad()  # frees the memory of the gradients
         return True

@@ -68,7 +68,8 @@ class Answers:
         """The answers in each domain. They are in one group if there are no domains, or if no domain has texts with
         different targets."""
         rows = rows_by_domain(self.domains, self.targets)
-        return {name: self._only(chosen) for name, chosen in rows.items()} or {"": self}
+        parts = {name: self._only(chosen) for name, chosen in rows.items()}
+        return parts or {"": self}
 
     def _only(self, rows: list[int]) -> Answers:
         documents, domains = [self.documents[i] for i in rows], [self.domains[i] for i in rows]
