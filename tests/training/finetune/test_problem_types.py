@@ -82,7 +82,7 @@ TEXT = "We saw a dog. It was wonderful. My neighbour sold the red house."
 def test_several_labels_from_a_recipe_to_the_service(
     make_recipe: MakeRecipe, recipe_file: Path, tmp_path: Path, pretrained: Path
 ) -> None:
-    files = write(tmp_path, lambda good, dog: " ; ".join(["good"] * good + ["animal"] * dog))
+    files = write(tmp_path, lambda good, dog: " ; ".join(["good"] * good + ["animal"] * dog) or "[]")
     changes = ["finetune.problem_type=multi_label_classification", "finetune.labels={good='GOOD',animal='DOG'}"]
     folder = run_all(make_recipe, recipe_file, *files, *changes)
     found = figures(folder)
