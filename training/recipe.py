@@ -123,7 +123,7 @@ class SourceConfig(_Strict):
     limit: Positive | None = None
     """Documents to read at most."""
     by: str | None = None
-    """Column with the domain of a text: the report has mean and worst of the domains."""
+    """Column with the domain of a text: the report has the mean and the worst of the domains."""
     balance: Annotated[float, Field(ge=1)] | None = None
     """Keep at most this many times the texts of the rarest label, per value of `by`."""
     note: str = ""
@@ -215,8 +215,8 @@ class ExamplesConfig(_Strict):
     single_fraction: Share = 0.0
     """Share of examples of one segment, without a next-sentence label."""
     random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
-    """Share of pairs whose second segment is from another document. Half of all pairs are true, the others from the
-    same document."""
+    """Share of pairs whose second segment is from another document. Half of all pairs are true; the remaining false
+    ones are from the same document."""
 
     @model_validator(mode="after")
     def _valid_lengths(self) -> ExamplesConfig:
@@ -281,7 +281,8 @@ class SoftLabelsConfig(_Strict):
     """Checkpoint directory of a classifier with the same labels and vocabulary. If absent, `soft-labels` trains one for
     each of `folds`."""
     folds: Annotated[Whole, Field(ge=2)] = 3
-    """Parts of the texts. Each is labelled by a teacher that has read only the others; texts without a label by all."""
+    """Parts of the texts. Each is labelled by a teacher that has read only the others; texts without a label, by
+    all."""
     sources: tuple[SourceConfig, ...] = ()
     """Texts without labels that the teachers label too."""
     weight: Share = 0.5
@@ -308,8 +309,8 @@ class FinetuneConfig(_Strict):
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each source's texts or groups to hold out for the report if there is no `test`."""
     dev_fraction: Share | None = None
-    """Share of each source's texts or groups that chooses the seed and the temperature. If absent, 0.05, but 100 of a
-    small source, and 0.2 of one with less than 500."""
+    """Share of each source's texts or groups to hold out, to choose the seed and the temperature. If absent, 0.05, but
+    100 of a small source, and 0.2 of one with less than 500."""
     all_rows: bool = False
     """Train once more with the settings of the best seed, on dev and `test_fraction`, too, and export that classifier.
     The report is on the first one."""

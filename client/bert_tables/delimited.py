@@ -76,8 +76,9 @@ def holds_rows(cells: list[str], delimiter: str) -> bool:
     the record does too. People write so, programs do not.
     """
     filled = ["x" * bool(cell) for cell in cells]
-    for index, cell in enumerate(cells):
-        lines = LINE_END.split(delimiter.join([*filled[:index], cell, *filled[index + 1 :]]))
+    several = [index for index, cell in enumerate(cells) if LINE_END.search(cell)] if len(cells) > 1 else []
+    for index in several:
+        lines = LINE_END.split(delimiter.join([*filled[:index], cells[index], *filled[index + 1 :]]))
         rows = sum(
             line.count(delimiter) == len(cells) - 1
             and f"{delimiter} " not in line
@@ -85,7 +86,7 @@ def holds_rows(cells: list[str], delimiter: str) -> bool:
             and not (cells[-1] and line.endswith(delimiter))
             for line in lines
         )
-        if 1 < len(lines) < 2 * rows and len(cells) > 1:
+        if len(lines) < 2 * rows:
             return True
     return False
 

@@ -129,7 +129,7 @@ class ThreadBackend:
 
 
 def _scores(part: Part, labels: int) -> bytes:
-    """As an inference process sends them. `labels`: those of the head, whatever the query expects."""
+    """The reply of an inference process: `labels` scores of each input, as many as the head has."""
     query = part.query
     if not query.masks:
         return array("f", [0.25, 0.75, *[0.0] * labels][:labels] * part.inputs).tobytes()

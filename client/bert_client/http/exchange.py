@@ -328,5 +328,5 @@ def problem_of(response: httpx.Response) -> ProblemError:
     faults = tuple(FieldProblem(fault["message"], list(fault["loc"])) for fault in body["errors"])
     status = int(body["status"]) if str(body.get("type")).startswith(_PROBLEM_TYPE) else response.status_code
     if status < 400:
-        raise ValueError(f"{status} is no problem")
+        raise ValueError(f"the status {status} is not that of an error")
     return _ERRORS.get(status, ProblemError)(status, body["code"], body["detail"], body["request_id"], faults)
