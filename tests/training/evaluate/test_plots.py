@@ -25,12 +25,12 @@ def test_plot_needs_a_line_or_answers_to_plot(tmp_path: Path) -> None:
 
 def test_plot_has_panels_for_each_test_set(tmp_path: Path) -> None:
     bins, topics = reliability(torch.tensor([0.9, 0.6]), torch.tensor([True, False])), [f"topic {i}" for i in range(51)]
-    for confusion, labels, size in (
-        ([[3, 1], [0, 0]], ["$", "$$"], (1200, 1200)),
-        ([[1] * 51] * 51, topics, (5600, 5600)),
-        (None, ["stars"], (600, 1200)),
+    for names, confusion, labels, size in (
+        (["films", "shops"], [[3, 1], [0, 0]], ["$", "$$"], (1200, 1200)),
+        (["films"], [[1] * 51] * 51, topics, (5600, 2800)),
+        (["films", "shops"], None, ["stars"], (600, 1200)),
     ):
         report = ClassifierReport(2, {}, {}, {}, None, None, None, None, [], confusion, bins)
-        assert plot(tmp_path / "answers.png", [], tests={"films": report, "shops": report}, labels=labels)
+        assert plot(tmp_path / "answers.png", [], tests=dict.fromkeys(names, report), labels=labels)
         png = (tmp_path / "answers.png").read_bytes()
         assert (png[:4], int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) == (PNG, *size)

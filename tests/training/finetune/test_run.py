@@ -27,7 +27,7 @@ from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.run import evaluate
 from training.examples.labelled import LabelledStream
-from training.finetune.plan import PlanPolicy, bag_weight
+from training.finetune.plan import PlanPolicy, bag_weight, planned
 from training.finetune.run import EVALUATIONS, _kept_plan, check_start
 from training.finetune.selection import best_seed
 from training.finetune.task import classifier_from
@@ -159,8 +159,10 @@ def test_finetune_learns_from_the_bag_of_words_without_texts_and_scikit_learn(
 
 
 def test_finetune_of_all_rows_takes_plan_calibration_and_configuration_of_the_best_seed(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    short = partial(planned, policy=PlanPolicy(min_steps=20, max_passes=1))
+    monkeypatch.setattr("training.finetune.run.planned", short)
     recipe = make_recipe("finetune.all_rows=true", "finetune.seeds=[1,2]", "finetune.bag_weight=0.5")
     recipe = save_new_network(changed(recipe, test=(), test_fraction=0.2, passes=None, max_length=32))
     weights_of = []

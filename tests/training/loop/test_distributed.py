@@ -152,7 +152,7 @@ def test_ranks_with_another_recipe_stop_with_an_error(
 
 def test_ranks_reduce_gradients_before_the_backward_pass_ends(make_recipe: MakeRecipe, recipe_file: Path) -> None:
     """DistributedDataParallel splits the graph of a loss at its buckets only if no loss ran before it was wrapped."""
-    changes = ("model.hidden_size=512", "model.num_hidden_layers=1", "finetune.batch_tokens=512", "finetune.passes=1")
+    changes = ("model.hidden_size=512", "model.num_hidden_layers=1", "finetune.batch_tokens=512", "finetune.passes=0.5")
     recipe, port = save_new_network(make_recipe(*changes)), free_port()
     command = [sys.executable, "-c", COMPILED_RANK, "finetune", *arguments(recipe, recipe_file)[1:4], *changes]
     ranks = [
