@@ -75,39 +75,3 @@ CASES: dict[str, tuple[Lengths, Lengths]] = {
     **{f"random {seed}": random_lengths(seed) for seed in range(3)},
 }
 cases = pytest.mark.parametrize(("queries", "keys"), CASES.values(), ids=CASES.keys())
-
-
-def check_values_and_gradients(make: MakeAttention, queries: Lengths, keys: Lengths) -> None:
-    """Compare with the definition: with and without gradients, and the gradients of all inputs."""
-    inputs = inputs_for(queries, keys)
-    expected = reference(*inputs, queries, keys)
-    out = attend_with(make, queries, keys)(*inputs)
-    torch.testing.assert_close(out, expected)
-    with torch.no_grad():
-        torch.testing.assert_close(attend_with(make, queries, keys)(*inputs), expected)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    ours, theirs = (torch.autograd.grad((result * weights).sum(), inputs) for result in (out, expected))
-    for mine, expected_grad in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, expected_grad)
-
-
-def check_padding_passes_no_gradient(make: MakeAttention) -> None:
-    """Padding repeats the first row: with a huge first row, it would be seen in other sequences."""
-    keys = [2, 5, 3]
-    query, key, value = inputs_for(keys, keys)
-    with torch.no_grad():
-        value[0], key[0] = 1e9, 1e3
-    out = attend_with(make, keys, keys)(query, key, value)
-    assert out[2:].abs().max() < 100
-    (grad,) = torch.autograd.grad(out[2:].sum(), value)
-    assert not grad[:2].any()
-
-
-def check_precision(make: MakeAttention, dtype: torch.dtype) -> None:
-    """The result has the precision of the inputs."""
-    inputs = inputs_for([3, 5], [3, 5], dtype=dtype)
-    expected = reference(*(x.double() for x in inputs), [3, 5], [3, 5])
-    with torch.no_grad():
-        out = attend_with(make, [3, 5], [3, 5])(*inputs)
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=3e-2)

@@ -17,8 +17,6 @@ from tests.model.attention.cases import (
     Lengths,
     MakeAttention,
     attend_with,
-    cases,
-    check_precision,
     cross,
     inputs_for,
     reference,
@@ -36,27 +34,6 @@ kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def without_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-@kinds
-@cases
-def test_bucketed_attention_equals_its_definition(make: MakeAttention, queries: Lengths, keys: Lengths) -> None:
-    inputs = inputs_for(queries, keys)
-    torch.testing.assert_close(attend_with(make, queries, keys)(*inputs), reference(*inputs, queries, keys))
-
-
-@kinds
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_bucketed_attention_keeps_precision(make: MakeAttention, dtype: torch.dtype) -> None:
-    check_precision(make, dtype)
-
-
-@kinds
-def test_bucketed_attention_rows_of_no_sequence_get_zeros(make: MakeAttention) -> None:
-    query, key, value = inputs_for([5], [7])
-    out = cross(make(SequenceBounds.of([1, 2]), SequenceBounds.of([2, 3])))(query, key, value)
-    torch.testing.assert_close(out[:3], reference(query[:3], key[:5], value[:5], [1, 2], [2, 3]))
-    assert not out[3:].any()
 
 
 @kinds
