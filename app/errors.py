@@ -166,8 +166,8 @@ class ProcessDiedError(InferenceError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the inference process ended while it computed this request; do not repeat it as it is: send its inputs "
-            "one by one"
+            "the inference process ended while it computed this request, perhaps because of an input of another: send "
+            "each of its inputs once more, one by one"
         )
 
 
