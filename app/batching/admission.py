@@ -89,7 +89,7 @@ class Admission:
 
         Args:
             tokens: Tokens of all its inputs.
-            headroom: fraction of the room, in tokens and in time, that must be left where others wait.
+            headroom: Fraction of the room, in tokens and in time, that must be left if others wait.
 
         Raises:
             DeadlineExceededError: the deadline passed.
@@ -105,7 +105,7 @@ class Admission:
                 f"the request has {tokens} tokens, the queue holds {self.max_queue_tokens}; send fewer inputs"
             )
         ahead = self._tokens_ahead(inputs)
-        waiting = min(self._queue.tokens + self.reserved_tokens, ahead)  # a large request leaves room for small ones
+        waiting = min(self._queue.tokens + self.reserved_tokens, ahead)  # tokens behind a small request do not count
         if waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom):
             raise errors.QueueFullError(self._throughput.seconds_for(waiting))
         if ahead and ahead + tokens > self._throughput.max_backlog(remaining) * (1 - headroom):

@@ -108,12 +108,12 @@ class Engine:
         self._on_closed = on_closed
         self._close_if_unused()
 
-    async def aclose(self, patience: float = 0.0) -> None:
-        """Compute no further batch, and wait up to `patience` seconds for running ones; then kill the processes.
-        Waiting requests fail."""
+    async def aclose(self, grace_seconds: float = 0.0) -> None:
+        """Compute no further batch, and wait up to `grace_seconds` for running ones; then kill the processes. Waiting
+        requests fail."""
         self._is_open = False
-        if self._tasks and patience:
-            await asyncio.wait(self._tasks, timeout=patience)
+        if self._tasks and grace_seconds:
+            await asyncio.wait(self._tasks, timeout=grace_seconds)
         self.is_closed = True
         self._fail_all()
         await self.backend.aclose()
@@ -124,7 +124,7 @@ class Engine:
     @contextmanager
     def tokenizing(self, characters: Sequence[int]) -> Iterator[None]:
         """Count a request as queued while a thread tokenizes it, given the characters of each input. A replaced engine
-        is not closed until then."""
+        stays open meanwhile."""
         tokens = list(map(self.admission.estimated_tokens, characters))
         self._tokenizing += 1
         self.admission.reserved_tokens += sum(tokens)
@@ -241,7 +241,7 @@ class Engine:
             result = await self.backend.run(parts[0].query.encoder, parts)
         except errors.BackendDiedError:
             raise
-        except (errors.ProcessDiedError, errors.UnavailableError) as error:  # halves would end further processes
+        except (errors.ProcessDiedError, errors.UnavailableError) as error:  # halves might end further processes
             logger.error("a batch of %d requests failed: %s", len(parts), error)
             for part in parts:
                 self._fail(part.query, error)

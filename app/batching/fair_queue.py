@@ -55,7 +55,7 @@ class FairQueue:
         return []
 
     def withdraw(self, query: Query) -> None:
-        """Let no further input of a request be taken, and free what waits: the queue keeps the request until its turn,
+        """Mark all inputs of a request as taken, and free their encodings: the queue keeps the request until its turn,
         which may be late if a batch hangs."""
         if query.taken < len(query.lengths):
             self.tokens -= query.waiting_tokens
@@ -67,32 +67,32 @@ def _take_batch(classes: _SizeClasses, max_tokens: int) -> tuple[list[Part], int
     batch: list[Part] = []
     tokens = 0
     while classes:
-        size, own = next(iter(classes.items()))
-        own.inputs_left = own.inputs_left or len(own.queries)
-        query = own.queries[0]
+        size, size_class = next(iter(classes.items()))
+        size_class.inputs_left = size_class.inputs_left or len(size_class.queries)
+        query = size_class.queries[0]
         inputs = len(query.lengths)
         if query.taken < inputs:  # otherwise it has ended
-            most = own.inputs_left if len(classes) > 1 else inputs
+            most = size_class.inputs_left if len(classes) > 1 else inputs
             part = _take_part(query, max_tokens - tokens, most, take_one=not batch)
             if part is None:
                 break
             tokens += part.tokens
-            own.inputs_left = max(own.inputs_left - part.inputs, 0)
+            size_class.inputs_left = max(size_class.inputs_left - part.inputs, 0)
             if batch and batch[-1].query is query:
                 part = batch.pop()._replace(stop=part.stop)
             batch.append(part)
         if query.taken == inputs:
-            own.queries.popleft()
-        if not own.queries:
+            size_class.queries.popleft()
+        if not size_class.queries:
             del classes[size]
-        elif not own.inputs_left:
+        elif not size_class.inputs_left:
             classes.move_to_end(size)
     return batch, tokens
 
 
 def _take_part(query: Query, room: int, most: int, *, take_one: bool) -> Part | None:
-    """Take a request's next inputs: at most `most`, and at most `room` tokens. If none fits, one with `take_one`, or
-    None."""
+    """Take a request's next inputs: at most `most`, and at most `room` tokens. If none fits: one if `take_one`,
+    otherwise None."""
     start = query.taken
     before = query.ends[start - 1] if start else 0
     query.taken = max(min(bisect_right(query.ends, before + room, start), start + most), start + take_one)

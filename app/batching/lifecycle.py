@@ -30,7 +30,7 @@ KILL_GRACE_SECONDS = 5.0
 """Seconds in which a killed process must have ended; after that, the system cannot end it."""
 LAG_WEIGHT = 0.02
 """Weight of one sample in the moving average of the event loop's lag, which covers about five seconds."""
-CLOSE_PATIENCE_SECONDS = 10.0
+CLOSE_GRACE_SECONDS = 10.0
 """Seconds that running batches have when the service closes."""
 MAX_TICK_SECONDS = 1.0
 """Upper bound on the time counted per check: a longer gap means that this process itself was suspended."""
@@ -76,9 +76,9 @@ class Lifecycle:
         """All engines that are not closed: current, being loaded by a reload, and replaced."""
         self._stall_seconds = max(settings.request_timeout_ms / 1000, MIN_STALL_SECONDS)
         self._computing_since: float | None = None
-        """When the batch that has been computed the longest began; see `Backend.computing_since`."""
+        """Start of the longest-running batch; see `Backend.computing_since`."""
         self._computing_for = 0.0
-        """Seconds of it, without those in which this process was suspended."""
+        """Seconds that it has been running, without those in which this process was suspended."""
         self._killed_at: float | None = None
         """When the processes of stalled batches were killed."""
         self._last_look = time.monotonic()
@@ -209,7 +209,7 @@ class Lifecycle:
             logger.critical("no further batch can succeed: %s", error, exc_info=None if explains_itself else error)
 
     async def _watch(self) -> None:
-        """Until cancelled: log a stalled batch, kill its process if it hangs, and measure the event loop's lag. Nothing
+        """Log a stalled batch, kill its process if it hangs, and measure the event loop's lag, until cancelled. Nothing
         is killed while draining, because the drain has a deadline."""
         while True:
             self.track_stall()
@@ -221,7 +221,7 @@ class Lifecycle:
 
     @property
     def is_hung(self) -> bool:
-        """Whether a batch has been computed for twice the stall limit. False during a reload, which replaces the
+        """Whether a batch has been running for twice the stall limit. False during a reload, which replaces the
         backend."""
         return not self._reload_lock.locked() and self._computing_for > 2 * self._stall_seconds
 
@@ -236,13 +236,13 @@ class Lifecycle:
             self.engine.fail(BackendDiedError("an inference process hangs and cannot be killed; restart the service"))
 
     def track_stall(self) -> None:
-        """Measure how long a batch has been computed, and log the beginning and end of a stall."""
+        """Measure how long a batch has been running, and log the beginning and end of a stall."""
         since, now, before = self.engine.backend.computing_since, time.monotonic(), self._computing_for
         if since is not None and since == self._computing_since:
             self._computing_for += min(now - self._last_look, MAX_TICK_SECONDS)
             if before <= self._stall_seconds < self._computing_for and self.state is State.READY:
                 logger.error(
-                    "stalled: a batch has been computed for %.0f s; its process is killed after %g s",
+                    "stalled: a batch has been running for %.0f s; its process is killed after %g s",
                     self._computing_for,
                     2 * self._stall_seconds,
                 )
@@ -252,11 +252,10 @@ class Lifecycle:
                 logger.info("no longer stalled")
         self._last_look = now
 
-    async def aclose(self, patience: float = CLOSE_PATIENCE_SECONDS) -> None:
-        """Shut down: wait up to `patience` seconds for running batches, then kill the processes. Waiting requests
-        fail."""
+    async def aclose(self, grace_seconds: float = CLOSE_GRACE_SECONDS) -> None:
+        """Shut down: wait up to `grace_seconds` for running batches, then kill the processes. Waiting requests fail."""
         self.advance(State.CLOSED)
-        await asyncio.gather(*(engine.aclose(patience) for engine in self._engines))
+        await asyncio.gather(*(engine.aclose(grace_seconds) for engine in self._engines))
         self._watching.cancel()
         await asyncio.gather(self._loading, self._watching, return_exceptions=True)
 

@@ -20,7 +20,7 @@ class ThroughputPolicy:
     averaged_batches: int = 10
     """The measured speed is an average over about N batches, and is trusted after N batches."""
     uncalibrated_speed_factor: float = 4.0
-    """Factor by which the speed is assumed to be higher until then, when requests are refused: first batches are
+    """Until the speed is trusted, requests are refused as if it were N times as high, because the first batches are
     slow."""
     oom_recovery_batches: int = 100
     """Batches after which the limit that an out-of-memory error set is doubled."""

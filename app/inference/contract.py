@@ -186,8 +186,7 @@ class Backend(Protocol):
 
     @property
     def computing_since(self) -> float | None:
-        """`time.monotonic()` when a process got the batch that has been computed the longest; None if there is
-        none."""
+        """`time.monotonic()` when the longest-running batch began; None if no batch is running."""
 
     def process_seconds(self) -> Mapping[int, tuple[float, float]]:
         """Seconds that each process has computed, and waited for a batch, by its number."""

@@ -602,7 +602,7 @@ async def test_engine_closing_answers_what_runs_and_fails_what_waits(backend: Do
     assert len(backend.batches) == 1
 
 
-async def test_engine_closing_without_patience_ends_what_runs(backend: DoublingBackend) -> None:
+async def test_engine_closing_without_grace_ends_what_runs(backend: DoublingBackend) -> None:
     told: list[object] = []
     async with running(backend, on_failure=lambda *given: told.append(given)) as engine:
         asked = await held(engine, 0)

@@ -233,7 +233,7 @@ async def test_lifecycle_time_in_which_this_process_was_suspended_does_not_count
         assert lifecycle.status == "ready", "10 looks count as 10 seconds, of 30"
         assert "stalled" not in caplog.text, "it would announce a kill that does not come"
         hang(lifecycle, clock)
-        assert caplog.messages == ["stalled: a batch has been computed for 31 s; its process is killed after 60 s"]
+        assert caplog.messages == ["stalled: a batch has been running for 31 s; its process is killed after 60 s"]
         backend.gate.set()
         await asked
 

@@ -403,7 +403,7 @@ def test_inference_process_that_hangs_is_replaced(light: dict[str, str]) -> None
         process.send(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output
-    assert sum("stalled: a batch has been computed for" in line for line in logged) == 1
+    assert sum("stalled: a batch has been running for" in line for line in logged) == 1
 
 
 INHERITS_ORPHANS = """
