@@ -1,6 +1,6 @@
-"""The table of tasks, which has one file and one line for each.
+"""The table of tasks. Each task has one file, and one line here.
 
-`/predict` and `/tokenize` belong to the first task that takes texts and pairs.
+`/predict`, `/rerank` and `/tokenize` belong to the first task that takes texts and pairs.
 """
 
 from app.tasks.fill_mask import FILL_MASK

@@ -125,7 +125,7 @@ class FillMaskQuestion(Question):
         if encoding.masks_lost:
             raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation; shorten the text")
         if self.served.tokenizer.mask_id not in encoding.ids:
-            raise NoMaskError("the text holds no [MASK]: write the mask so, in capitals")
+            raise NoMaskError("the text holds no [MASK]: write it in capitals and brackets")
         return encoding
 
     def query(self, encodings: list[Encoding]) -> Query:

@@ -1,8 +1,8 @@
 """The interface of a task: its paths and schemas, and how texts become a query and outputs become results.
 
 `app.tasks.TASKS` is the table of all tasks. Routes, the OpenAPI document, `/info` and the label `task` of the metrics
-follow from it, and routes of other protocols: `/v2` has all tasks, `/hf` those that are not of pairs, and `/predict`,
-`/rerank` and `/tokenize` belong to the first task that takes texts and pairs.
+follow from it. So do the routes of other protocols: `/v2` has all tasks, `/hf` those that take single texts, and
+`/predict`, `/rerank` and `/tokenize` belong to the first task that takes texts and pairs.
 """
 
 from __future__ import annotations
