@@ -30,10 +30,10 @@ def train() -> int:
 
 
 def check_packages(command: str, *packages: str) -> None:
-    """Exit with a message if Python would import another file in place of a package, which is beside this file.
+    """Exit with a message if Python would import another file in place of one of the packages beside this file.
 
     Args:
-        command: The command to advise.
+        command: The command that the message names.
     """
     for package in packages:
         spec = find_spec(package)

@@ -16,7 +16,7 @@ from app.server.hangup import Hangup
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment, then end the process."""
-    while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:  # a standard stream is closed: no socket may take its place
+    while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:  # so that no socket takes the place of a closed stream
         pass
     os.close(unused)
     for number in (signal.SIGINT, signal.SIGTERM):

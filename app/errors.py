@@ -127,7 +127,7 @@ class CallerGoneError(ServiceError):
 
 
 UNAVAILABLE_STATUSES = ("loading", "reloading", "stalled", "draining", "stopped", "broken", "too_many_connections")
-"""Why the service cannot answer. Of a request that was accepted: `stopped` if draining ended before its response, and
+"""Why the service cannot answer. An accepted request gets `stopped` if draining ended before its response, and
 `reloading` if its model was replaced and the model's process has ended."""
 
 
@@ -166,8 +166,8 @@ class ProcessDiedError(InferenceError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the inference process ended while it computed this request, perhaps because of an input of another: send "
-            "each of its inputs once more, one by one"
+            "the inference process ended while it computed this request, perhaps because of another request's input; "
+            "send each input of this request once more, one by one"
         )
 
 

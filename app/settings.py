@@ -39,13 +39,13 @@ _ORIGIN = re.compile(rf"\*|null|([a-z][a-z0-9+.-]*)://({_NAME}|\[[0-9a-f:.]+\])(
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 """Default ports, which browsers omit from an origin."""
 
-_NOT_OURS = re.compile(r"BERT_(URL$|SERVICE_|PORT_\d)")
+_OTHER_VARIABLES = re.compile(r"BERT_(URL$|SERVICE_|PORT_\d)")
 """Variables that are not settings: the client's, and those that Kubernetes sets for a service "bert"."""
 _UNPREFIXED = ("port", "forwarded_allow_ips")
 """Settings that are also read without the prefix: clouds set PORT, and FORWARDED_ALLOW_IPS is uvicorn's variable."""
 _NOT_EMPTY = ("api_keys_file", "api_keys", "allowed_hosts")
 """Settings whose empty value is an error, because without them the service is open to everyone."""
-_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), "open") | dict.fromkeys(("false", "no", "0"), "off")
+_ACCESS_ALIASES = dict.fromkeys(("true", "yes", "on", "1"), "open") | dict.fromkeys(("false", "no", "0"), "off")
 """Other words for an access: YAML reads `off` as false."""
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
@@ -83,7 +83,7 @@ def _origin(given: str) -> str:
 
 
 def _network(given: str) -> str:
-    try:  # a network of mapped addresses, which no caller has here, becomes invalid
+    try:  # ::ffff:10.0.0.0/104 becomes 10.0.0.0/104, which is invalid: write IPv4 networks as IPv4
         return given if given == "*" else str(ip_network(plain_address(given).removeprefix("::ffff:"), strict=False))
     except ValueError:
         raise ValueError(f"{given!r} is not an address: write 127.0.0.1, 10.0.0.0/8 or *") from None
@@ -162,7 +162,7 @@ class Settings(BaseModel):
     request_timeout_ms: int = Field(
         30_000,
         ge=1,
-        description="deadline of a request, from its complete head on; X-Request-Timeout-Ms can shorten it",
+        description="deadline of a request, from its complete headers on; X-Request-Timeout-Ms can shorten it",
     )
     drain_seconds: float = Field(
         25, ge=0, allow_inf_nan=False, description="seconds that accepted requests have to finish after SIGTERM"
@@ -201,7 +201,7 @@ class Settings(BaseModel):
     @classmethod
     def _ignore_case(cls, given: object, info: ValidationInfo) -> str:
         word = str(given).strip().lower()
-        return _SWITCHES.get(word, word) if info.field_name in ("docs", "metrics") else word
+        return _ACCESS_ALIASES.get(word, word) if info.field_name in ("docs", "metrics") else word
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -246,7 +246,7 @@ class Settings(BaseModel):
         """Log a warning for each `BERT_` variable that the service does not read."""
         known = [PREFIX + name.upper() for name in cls.model_fields]
         for name in environ:
-            if name.startswith(PREFIX) and name not in known and not _NOT_OURS.match(name):
+            if name.startswith(PREFIX) and name not in known and not _OTHER_VARIABLES.match(name):
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
                 logger.warning("unknown setting %s ignored%s", name, f"; did you mean {near[0]}?" if near else "")
 
