@@ -44,7 +44,7 @@ _MESSAGES = {
 def check_inputs(count: int, max_inputs: int) -> None:
     """Raise TooLargeError if a request has more than `max_inputs` inputs."""
     if count > max_inputs:
-        raise errors.TooLargeError(f"the request has {count} inputs, one may carry {max_inputs}; send several requests")
+        raise errors.TooLargeError(f"the request has {count} inputs, the limit is {max_inputs}; send several requests")
 
 
 def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
@@ -108,17 +108,17 @@ def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
         reason = "the body is not UTF-8, the only encoding of JSON"
     except (ValueError, RecursionError):
         pass
-    if _has_half_character(given):
+    if _has_lone_surrogate(given):
         inputs = given.get("inputs") if isinstance(given, dict) else None
         items = enumerate(inputs) if isinstance(inputs, list) else ()
-        having = islice((i for i, one in items if _has_half_character(one)), errors.MAX_FAULTS)
+        having = islice((i for i, one in items if _has_lone_surrogate(one)), errors.MAX_FAULTS)
         places: list[errors.Loc] = [("inputs", i) for i in having]
-        places = places or [("inputs",) if _has_half_character(inputs) else ()]
+        places = places or [("inputs",) if _has_lone_surrogate(inputs) else ()]
         raise errors.InvalidInputError([(InvalidTextError(), loc) for loc in places]) from None
     raise errors.NotJSONError(reason) from None
 
 
-def _has_half_character(value: Any) -> bool:
+def _has_lone_surrogate(value: Any) -> bool:
     try:
         (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError:

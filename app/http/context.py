@@ -113,8 +113,8 @@ class RequestContext:
 
 
 def begin(service: Service, scope: Scope) -> RequestContext:
-    """The context of a request, with its id and its task's route: that of the HTTP protocol, if it made one, or a new
-    one."""
+    """The context of a request, with its id and its task's route. The HTTP protocol may have made it; if not, it is
+    new."""
     context: RequestContext | None = scope.get(CONTEXT)
     if context is None:
         context = scope[CONTEXT] = RequestContext(service)

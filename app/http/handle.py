@@ -37,8 +37,8 @@ from model.word_ids import MAX_QUICK_CHARACTERS, QUICK_CHARACTERS, QUICK_WORK
 T = TypeVar("T")
 
 MAX_RESPONSE_BYTES = 2 * 1024 * 1024
-"""A text with 510 masks and 100 predictions each would be repeated 51,000 times. A response of this size takes the
-event loop 50 ms."""
+"""Limit on the estimated bytes of a response, which take the event loop 50 ms. A text with 510 masks and 100
+predictions each would be repeated 51,000 times."""
 _BUFFERED_BYTES = 64 * 1024
 """Uvicorn buffers 64 KiB of any body, so a body of this size needs no reservation."""
 _UNWATCHED_SECONDS = 0.05
@@ -148,7 +148,7 @@ class TaskRoute(APIRoute):
 
 
 async def _read(receive: Receive, service: Service, max_bytes: int) -> bytes:
-    """Read the body, which its head declares to have `max_bytes` at most.
+    """Read the body. `max_bytes`: its declared size, or the limit if it has none.
 
     Raises:
         TooManyBytesError: too many bytes are being uploaded.

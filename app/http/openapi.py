@@ -23,7 +23,7 @@ _EXAMPLES: dict[int, errors.ServiceError] = {
     400: errors.NotJSONError("Invalid JSON: EOF while parsing a value"),
     401: errors.UnauthorizedError("send an API key: Authorization: Bearer <key>"),
     404: errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence; GET /info lists the tasks"),
-    413: errors.TooLargeError("the request has 600 inputs, one may carry 512; send several requests"),
+    413: errors.TooLargeError("the request has 600 inputs, the limit is 512; send several requests"),
     415: errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json"),
     422: errors.InvalidInputError(
         [(TextTooLongError(614, limit=512), ("inputs", 3)), (EmptyTextError(""), ("inputs", 7))]

@@ -150,8 +150,8 @@ def install(app: FastAPI) -> None:
 
 
 def _no_such_path(request: Request) -> str:
-    """Names the paths of this method that begin with the same part, otherwise those that are spelt alike, the nearest
-    first; otherwise the tasks. Version 1 of the Open Inference Protocol has similar paths as version 2."""
+    """The message for an unknown path. It names the paths of this method with the same first segment, otherwise those
+    with a similar spelling, otherwise the tasks. `/v1` is compared as `/v2`, because their paths are similar."""
     path = re.sub(r"^/v1\b", "/v2", path_in_app(request.scope)[:_MAX_DETAIL])
     paths = [route.path for route in request.app.routes if request.method in route.methods]
     family = [known for known in paths if known.split("/")[1] == path.lstrip("/").partition("/")[0]]

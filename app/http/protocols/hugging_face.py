@@ -28,7 +28,7 @@ TruncateByDefault = Annotated[
     ALSO_TRUNCATION,
     Field(description="Cut an input that is longer than the model's limit instead of refusing it. Default: true."),
 ]
-"""`InferenceClient` has no parameter for it, and cannot split a review."""
+"""True by default, because `InferenceClient` has no parameter for it and cannot split a long text."""
 
 
 class HuggingFaceFillMaskParameters(FillMaskParameters):
@@ -68,7 +68,7 @@ class HuggingFaceClassificationRequest(SentimentRequest):
 
 HuggingFaceTokens = TypeAliasType(
     "HuggingFaceTokens",
-    list[TokenPrediction] | list[list[TokenPrediction] | list[list[TokenPrediction]]],  # by the masks of each
+    list[TokenPrediction] | list[list[TokenPrediction] | list[list[TokenPrediction]]],  # see `fill_mask`
 )
 
 

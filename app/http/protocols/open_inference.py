@@ -131,7 +131,7 @@ def _parse(body: bytes, headers: Mapping[bytes, str], max_inputs: int) -> InferR
     """Parse the JSON at the beginning of a body, and the data of the binary tensors after it."""
     given = headers.get(_HEADER_LENGTH.lower().encode(), str(len(body))).strip()
     if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= len(body)):
-        raise _invalid(f"must be the bytes of the JSON, at most {len(body)}", "header", _HEADER_LENGTH)
+        raise _invalid(f"must be the length of the JSON in bytes, at most {len(body)}", "header", _HEADER_LENGTH)
     end = int(given)
     asked = parse(InferRequest, body[:end], max_inputs)
     tensors = []

@@ -202,7 +202,7 @@ class TokenizeQuestion(Question):
     """The tokens of whole texts.
 
     Raises:
-        TooLargeError: the response to so long texts could be too large.
+        TooLargeError: the texts are so long that the response could be too large.
     """
 
     served: ServedModel

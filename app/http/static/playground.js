@@ -410,5 +410,5 @@ $("#cut").addEventListener("change", ({ target }) => {
 });
 for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", copy);
 addEventListener("hashchange", () => open(location.hash.slice(1)));
-await introduce(); // says how to draw the first answer
+await introduce(); // the kind of classifier decides how its results are drawn
 open(location.hash.slice(1));
