@@ -20,11 +20,11 @@ from app.errors import InferenceError
 from app.inference.contract import BatchResult, ModelOutput, Part, Words
 
 HEADER_BYTES = 8
-"""Length of the header of each message, which is the body's length. A batch is an array. Every message of an inference
-process is a pickle; its reply to a batch is a pickle of bytes that hold an array."""
-_HEAD, _PART = 5, 4
+"""Bytes of a message's header, which is the body's number of bytes. A batch's body is an array. An inference process
+sends only pickles; its reply to a batch is a pickle of bytes that hold an array."""
+_HEADER, _PART = 5, 4  # int32 numbers of each
 _SECONDS = struct.Struct("<d")
-_NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=float32 may mend it"
+_NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=float32 may help"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def frame(body: bytes) -> bytes:
 
 def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> bytes:
     """Serialize parts of queries for an inference process. `encoder`: index of the encoder; `alone`: see `Batch`."""
-    head = array("i", (encoder, alone, len(parts)))
+    header = array("i", (encoder, alone, len(parts)))
     table, lengths, pair_starts, counts = array("i"), array("i"), array("i"), array("i")
     positions, targets = array("i"), array("i")
     ids: list[array[int]] = []
@@ -80,16 +80,16 @@ def write_batch(encoder: int, parts: Sequence[Part], *, alone: bool = False) -> 
         positions.extend(chain.from_iterable(used))
         targets.extend(query.targets)
         ids.extend(map(attrgetter("ids"), encodings))
-    head.extend((len(lengths), len(positions)))
-    return b"".join((head, table, lengths, pair_starts, counts, positions, targets, *ids))
+    header.extend((len(lengths), len(positions)))
+    return b"".join((header, table, lengths, pair_starts, counts, positions, targets, *ids))
 
 
 def read_batch(body: bytes | bytearray) -> Batch:
     """Read a batch that `write_batch` wrote."""
     data = memoryview(body).cast("i")
-    encoder, alone, count, inputs, outputs = data[:_HEAD]
-    table = data[_HEAD : _HEAD + _PART * count].tolist()
-    at = _HEAD + _PART * count
+    encoder, alone, count, inputs, outputs = data[:_HEADER]
+    table = data[_HEADER : _HEADER + _PART * count].tolist()
+    at = _HEADER + _PART * count
 
     def take(size: int) -> memoryview:
         nonlocal at

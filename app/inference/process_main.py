@@ -74,7 +74,7 @@ def explain_exit(code: int | None) -> str:
 def fork_server_main(control: socket.socket, config: BackendConfig) -> None:
     """Load the weights, send the backend's info through `control`, and serve each connection that comes through it: in
     a fork, or in this process where forks cannot compute."""
-    os.setpgrp()  # by their group, the HTTP process finds the forks that have lost this process
+    os.setpgrp()  # so that the HTTP process finds the forks by their group after this process has ended
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     if config.logs is not None:
         logging.config.dictConfig(config.logs)
@@ -190,10 +190,10 @@ def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> Non
                 reply = write_scores(done_at - began, reply)
             connection.sendall(pickled(reply))
             continue
-        frame = _received(connection, int.from_bytes(_received(connection, HEADER_BYTES), "little"))
-        if not frame:
+        body = _received(connection, int.from_bytes(_received(connection, HEADER_BYTES), "little"))
+        if not body:
             return
-        launched.append((time.perf_counter(), _result_or_error(partial(backend.launch, read_batch(frame)))))
+        launched.append((time.perf_counter(), _result_or_error(partial(backend.launch, read_batch(body)))))
 
 
 def _received(connection: socket.socket, size: int) -> bytearray:

@@ -148,7 +148,7 @@ class ProcessPool:
             Exception: the weights cannot be loaded again.
         """
         async with self._replacing:
-            # Otherwise the server's end ended several processes, and is already counted.
+            # A new server means that the old one's end ended several processes, and is already counted.
             if server is self._fork_server:
                 self._count_death()
             while self._error is None:
@@ -185,12 +185,12 @@ class ProcessPool:
             raise BackendDiedError(str(self._error)) from None
 
     def _end(self, error: BackendDiedError) -> None:
-        """Fail all batches and compute no further one."""
+        """Note the reason why no batch can be computed any more, and report it once."""
         if self._error is None:
             self._error = error
             self._on_death(error)
 
 
 def _identity(info: BackendInfo) -> dict[str, tuple[Any, ...]]:
-    """The parts of each model that must not change: its tokenizer and its weights."""
+    """The parts of each model that must not change: weights, configuration and tokenizer."""
     return {name: (served.sha256, served.config, served.tokenizer.to_json()) for name, served in info.models.items()}

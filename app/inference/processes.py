@@ -23,7 +23,7 @@ from app.inference.process_main import NUMBER_BYTES, explain_exit, fork_server_m
 
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU}
 """Signals of a terminal are meant for the HTTP process, which needs the other processes while it drains. SIGTTOU would
-stop one that logs."""
+stop a process that logs."""
 EXIT_SECONDS = 5.0
 """Seconds to wait for the end of a process that has closed its connection, and again after killing it."""
 
@@ -103,7 +103,7 @@ class ForkServer:
             self._process.join(EXIT_SECONDS)
         until, pid = time.monotonic() + EXIT_SECONDS, self._process.pid
         assert pid is not None
-        with suppress(ChildProcessError):  # none is left; only process 1 of a container inherits the forks as children
+        with suppress(ChildProcessError):  # no child is left; forks become children only of process 1 of a container
             while time.monotonic() < until:
                 if not os.waitpid(-pid, os.WNOHANG)[0]:  # any of the process group
                     time.sleep(0.01)

@@ -137,7 +137,7 @@ class TorchBackend:
         info.models = served
 
     def warm_up_alone(self) -> None:
-        """Warm up for batches that are `alone`. Runs after the fork, because forks must not have these threads."""
+        """Warm up for batches that are `alone`. Runs after the fork: the fork server must not have these threads."""
         info = self.info
         if info.processes > 1:
             shortest = info.tokens_per_second * POLICY.min_seconds_for_all_threads / info.processes
@@ -228,15 +228,15 @@ class TorchBackend:
 
 
 def _trial(encoder: int, head: Head, ids: list[int], count: int = 1) -> Batch:
-    """A batch of equal texts whose second token is a mask."""
+    """A batch of equal texts. A words head computes their second token."""
     encodings = [Encoding(array("i", ids), len(ids), [], truncated=False)] * count
     query = Query(encodings, masks=[(1,)] * count, top_k=1) if head is Head.WORDS else Query(encodings)
     return read_batch(bytearray(write_batch(encoder, [Part(query, 0, count)])))
 
 
 def _packed(batch: Batch) -> tuple[PackedBatch, Tensor]:
-    """The batch with the shortest input first, because attention pads neighbours to one length. Also the row in it of
-    each output of the original batch: (num_outputs,)."""
+    """The batch with the shortest input first, because attention pads neighbours to one length; and for each output of
+    the original batch, its row in the sorted one: (num_outputs,)."""
     lengths, pair_starts, counts, positions, ids = (
         np.frombuffer(part, np.int32)
         for part in (batch.lengths, batch.pair_starts, batch.counts, batch.positions, batch.ids)
@@ -259,7 +259,7 @@ def _rows(network: Network, hidden: Tensor) -> Tensor:
 
 def _class_scores(rows: Tensor, parts: Sequence[PartOfBatch]) -> Tensor:
     """A row for each input: (inputs, 2 * labels) -> (inputs, labels)."""
-    logits, scores = rows.chunk(2, dim=-1)  # no tensor of the encoder changes: indexing made a copy
+    logits, scores = rows.chunk(2, dim=-1)  # changed in place below: indexing made a copy
     first = 0
     for part in parts:
         if part.logits:
@@ -288,8 +288,8 @@ def _pretraining_scores(network: BertForPreTraining, hidden: Tensor, batch: Batc
 
 
 def _words(network: BertForPreTraining, parts: Sequence[tuple[PartOfBatch, Tensor]]) -> list[Tensor]:
-    """The scores, then the token ids in the same bits, for each part and the rows of its masks, (masks, hidden). Masks
-    of all parts are projected onto the vocabulary together."""
+    """For each part, the scores of its words, then their token ids as int32 bits. `parts`: each with the hidden states
+    of its masks, (masks, hidden). Masks of all parts are projected onto the vocabulary together."""
     scores: list[list[Tensor]] = [[] for _ in parts]
     ids: list[list[Tensor]] = [[] for _ in parts]
     longest = max((part.top_k for part, _ in parts if not part.targets), default=0)
@@ -403,12 +403,12 @@ def _resolve_device(device: str) -> str:
     fault = "" if device == "cpu" or torch.cuda.is_available() else _cuda_fault()
     if device == "auto":
         if fault and (torch.version.cuda or torch.version.hip):
-            logger.warning("torch is built for GPUs, but the CPU is used: %s; BERT_DEVICE=cpu is the same", fault)
+            logger.warning("torch is built for GPUs, but the CPU is used: %s; BERT_DEVICE=cpu hides this line", fault)
         return "cpu" if fault else "cuda"
     if fault:
         raise SettingsError(f"BERT_DEVICE={device}: no usable CUDA device: {fault}; set auto or cpu")
     if device != "cpu" and (torch.device(device).index or 0) >= (count := torch.cuda.device_count()):
-        raise SettingsError(f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}; set one up to it")
+        raise SettingsError(f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}; set no higher one")
     return device
 
 
