@@ -29,7 +29,7 @@ QUEUED_SECONDS = "queued_seconds"
 BUSY = "busy"
 """Metric: share of time in which a replica's inference processes compute."""
 LAG = "lag"
-"""Metric: seconds by which a replica's event loop is late. It grows instead of the queue where HTTP is the limit."""
+"""Metric: seconds by which a replica's event loop is late. It grows instead of the queue if HTTP is the bottleneck."""
 TARGET_QUEUED_SECONDS = 0.25
 """Seconds of waiting work per replica that the autoscaler aims at: two to three batches."""
 TARGET_BUSY = 0.7

@@ -1,1 +1,1 @@
-"""Metrics, logs, traces and request ids."""
+"""Metrics, logs and traces."""

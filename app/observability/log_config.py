@@ -83,6 +83,6 @@ def log_config(log_format: str, level: str) -> dict[str, Any]:
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {
             "app": {"level": level.upper()},
-            "uvicorn": {"level": "ERROR"},  # `app` logs start, end and malformed requests itself
+            "uvicorn": {"level": "ERROR"},  # `app` logs start and end; malformed requests are not logged
         },
     }

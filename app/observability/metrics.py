@@ -55,7 +55,7 @@ class Metrics:
         requests = counter("bert_requests", "Task requests by task and HTTP status.", ["task", "status"])
         duration = histogram(
             "bert_request_duration_seconds",
-            "Time of a task request by task and HTTP status, from its head until its answer is written.",
+            "Time of a task request by task and HTTP status, from its headers until its response is written.",
             ["task", "status"],
             buckets=_SECONDS,
         )
@@ -68,7 +68,7 @@ class Metrics:
         # `labels` checks its arguments and takes a lock at each call.
         self._requests_of, self._duration_of = cache(requests.labels), cache(duration.labels)
         self._seconds_of = cache(seconds.labels)
-        self._batch_items = histogram("bert_batch_size", "Inputs in one batch.", buckets=_COUNTS)
+        self._batch_inputs = histogram("bert_batch_size", "Inputs in one batch.", buckets=_COUNTS)
         self._batch_tokens = histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS)
         self.refused = counter(
             "bert_requests_refused",
@@ -99,7 +99,7 @@ class Metrics:
         self.connections = gauge("bert_connections", "Open connections.").set
         self.read_event_loop_lag = gauge(
             "bert_event_loop_lag_seconds",
-            "Mean lag of the HTTP process in the last seconds: if it is the limit, this grows instead of the queue.",
+            "Mean lag of the event loop in the last seconds; grows instead of the queue if HTTP is the bottleneck.",
         ).set_function
         registry.register(self.inference_time)
         gauge("bert_start_time_seconds", "When the service started, in seconds since 1970.").set_to_current_time()
@@ -118,9 +118,9 @@ class Metrics:
         for stage, seconds in stages.items():
             self._seconds_of(task, stage).observe(seconds)
 
-    def batch(self, items: int, tokens: int) -> None:
+    def batch(self, inputs: int, tokens: int) -> None:
         """Observe one computed batch."""
-        self._batch_items.observe(items)
+        self._batch_inputs.observe(inputs)
         self._batch_tokens.observe(tokens)
 
     def reloaded(self, *, ok: bool) -> None:

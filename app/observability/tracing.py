@@ -36,7 +36,7 @@ def warn_if_missing(environ: Mapping[str, str]) -> None:
 
 
 def _name_variables(record: logging.LogRecord) -> bool:
-    """Name the variables to set in FastAPI's warning that it cannot send traces, which names parameters of its own."""
+    """Rewrite FastAPI's warning that it cannot send traces: name variables to set, not FastAPI's own parameters."""
     if "telemetry configuration failed" in record.msg:
         reason = record.getMessage().rpartition("failed: ")[2].partition(" Configure ")[0]
         remedy = "Set OTEL_EXPORTER_OTLP_ENDPOINT=http://HOST:4318, and no OTEL_..._EXPORTER or OTEL_..._PROTOCOL"

@@ -122,7 +122,7 @@ class DrainingServer(uvicorn.Server):
         if time.monotonic() < self._drain_until:
             return False
         logger.warning(
-            "BERT_DRAIN_SECONDS=%g are over; requests not answered, or not read to their end: %d",
+            "BERT_DRAIN_SECONDS=%g have passed; requests without a complete response: %d",
             self._drain_seconds,
             sum(not task.done() for task in self._accepted),
         )

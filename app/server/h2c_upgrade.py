@@ -24,7 +24,7 @@ class UpgradeFilter:
 
     def __init__(self) -> None:
         self._unfinished = b""
-        self._passed = b""
+        self._tail = b""
         """The last bytes that the parser has seen: part of a request head, or the end of a request."""
 
     def rename_headers(self, data: bytes, *, in_head: bool, head_has_begun: bool, raw_body: bool) -> bytes:
@@ -41,9 +41,9 @@ class UpgradeFilter:
             raw_body: whether the current request head has one of `RAW_BODY_HEADERS`.
         """
         data, self._unfinished = self._unfinished + data, b""
-        if in_head and b"\r\n\r\n" not in self._passed + data and (unfinished := _UNFINISHED.search(data)):
+        if in_head and b"\r\n\r\n" not in self._tail + data and (unfinished := _UNFINISHED.search(data)):
             data, self._unfinished = data[: unfinished.start()], unfinished[0]
-        self._passed = data[-3:]
+        self._tail = data[-3:]
         if b"\r" not in data or not _UPGRADE.search(data):
             return data
         end = len(data)

@@ -8,8 +8,8 @@ import os
 import time
 
 _SECONDS = 10.0
-"""Maximum time between the end of a terminal and its SIGHUP, which a shell sends to its jobs before it exits, or after
-the window was closed."""
+"""Maximum time between the end of a terminal and its SIGHUP. A shell sends it to its jobs before it exits, or after its
+window was closed."""
 
 
 class Hangup:

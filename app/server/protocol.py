@@ -69,8 +69,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ends_at = math.inf
         """`time.monotonic()` from which a response ends the connection."""
         self.unread = 0
-        """Bytes of a response that were left when its caller began to read more slowly than they are written; 0 once it
-        has read them."""
+        """Bytes in the write buffer when the caller began to read more slowly than they are written; 0 once it has read
+        them."""
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._running_cycle: RequestResponseCycle | None = None
@@ -87,7 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._discarding_input = False
         """Whether all responses are written, and the caller may still send; see `_close_when_answered`."""
         self._cycle_transport: Any = None
-        """The transport of uvicorn's cycles."""
+        """The transport of uvicorn's cycles. Its `close` is `_close_when_answered`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Apply the limits of connections, and start the keep-alive timer."""

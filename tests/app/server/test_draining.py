@@ -76,7 +76,7 @@ async def test_drain_that_lasts_too_long_answers_503_and_says_so(
             assert (answer.status_code, answer.json()["code"]) == (503, "stopped")
         backend.gate.set()  # a server that closes waits for the running batch
         await served.end()
-    assert "BERT_DRAIN_SECONDS=0.1 are over; requests not answered, or not read to their end: 2" in caplog.text
+    assert "BERT_DRAIN_SECONDS=0.1 have passed; requests without a complete response: 2" in caplog.text
     assert served.metrics.get_sample_value("bert_requests_cancelled_total") == 0
 
 
