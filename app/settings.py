@@ -144,7 +144,7 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         0,
         ge=0,
-        description="tokens of a request and of those ahead of it in the queue, beyond which it gets 429; 0 uses what "
+        description="tokens ahead of a request in the queue, its own included, beyond which it gets 429; 0 uses what "
         "is computed within the request timeout, from 262,144 to 8,000,000",
     )
     max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs in one request")
@@ -168,7 +168,7 @@ class Settings(BaseModel):
         25, ge=0, allow_inf_nan=False, description="seconds that accepted requests have to finish after SIGTERM"
     )
     keep_alive_seconds: int = Field(
-        75, ge=1, description="seconds until an idle connection is closed; give more than the load balancer's idle time"
+        75, ge=1, description="seconds until an idle connection is closed; set more than a load balancer's idle timeout"
     )
     connection_seconds: float = Field(
         300, ge=0, description="maximum age of a connection, which ends with a response; 0 for no limit"

@@ -49,7 +49,7 @@ function gauge(left, right, share, verdict) {
   return [element("p", { className: "verdict" }, verdict), element("div", { className: "gauge" }, needle), ends];
 }
 
-// How the panel of the classifier speaks, by its labels.
+// The wording of the classifier's panel, which depends on its labels.
 const OPINIONS = {
   task: "sentiment",
   tab: "Sentiment",
