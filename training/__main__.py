@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what it lacks is imported within, so that an environment without it gets a message."""
+    """Run a command. It is imported here, so that a missing package gives a message with the remedy."""
     try:
         from training import command
 

@@ -96,7 +96,7 @@ def _clean(pipeline: Pipeline) -> None:
     """Remove the results that the recipe does not need."""
     folders = list(pipeline.unneeded())
     with ExitStack() as stack:
-        for folder in folders:  # all before the first is removed, because a training reads other folders than its own
+        for folder in folders:  # all before the first is removed, because a training also reads other stages
             for place in (folder, *folder.glob("rank-*")):
                 stack.enter_context(run_lock(place))
         for folder in folders:
@@ -137,13 +137,13 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
 """Name -> function and its help. The function returns False if a signal ended it early."""
 
 
-@stop_signals(signal.default_int_handler)  # all like Ctrl-C, so that nothing is left half-written
+@stop_signals(signal.default_int_handler)  # each acts like Ctrl-C, so that nothing is left half-written
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of a command: 0 when done, 1 after an error, 130 when stopped by a signal."""
     guard_console()
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
-    # argparse leaves the overrides over, so they may stand before, between and after the options.
+    # `parse_known_args` returns the overrides, so they may stand before, between and after the options.
     parsed, overrides = parser.parse_known_args(arguments)
     unknown = [argument for argument in overrides if argument.startswith("-")]
     if unknown:

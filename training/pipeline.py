@@ -13,10 +13,11 @@
     heldout      tokenizer                                 for `evaluate --weights`
 
 The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the stage's settings and of the stages that
-it needs. So another setting means another folder, and no result is overwritten. Names of sources and what only a report
-shows of test texts are in the folders that have them, not in those of trainings. `micro_batch_tokens` is in none: a
-training that was begun with another value goes on with its next examples. A result with `done.json` is complete;
-without it, the same command continues. Links such as `runs/<name>/pretrained` lead to the present result.
+it needs. So another setting means another folder, and no result is overwritten. Names of sources, and settings of test
+texts that only a report shows, count for the stage that prepares the text, but not for the stages that need it. No hash
+has `micro_batch_tokens`: a training that was begun with another value goes on with its next examples. A result with
+`done.json` is complete; without it, the same command continues. Links such as `runs/<name>/pretrained` lead to the
+latest result.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ from training.recipe import Recipe, SourceConfig, source_name
 from training.runtime.distributed import DistContext
 from training.stage import LINKS, Made, Stage, follow, link
 
-_OF_OTHERS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction", "all_rows"}
-"""Keys of `[finetune]` on which no training depends, but the stage `labelled` or the list of trainings."""
+_NOT_OF_TRAININGS = {"train", "test", "labels", "dev_fraction", "test_fraction", "augment_fraction", "all_rows"}
+"""Keys of `[finetune]` on which the stage `labelled` or the list of trainings depends, but no single training."""
 
 MIN_TRAINING_SHARE = 0.25
-"""Minimum share of `finetune.minutes` that trainings get, however long the texts have taken before."""
+"""Minimum share of `finetune.minutes` that trainings get, however long the texts took to prepare."""
 
 logger = logging.getLogger(__name__)
 
@@ -119,12 +120,12 @@ class Pipeline:
 
     @cached_property
     def labelled(self) -> Stage:
-        """The labelled text, and the text that teachers label: its token ids, and the part of each."""
+        """Token ids and the part (train, dev, test) of the labelled texts and of those that teachers label."""
         recipe, tokenizer = self.ordered, self.start.tokenizer if self.start else None
         return self._labelled(recipe, tokenizer, links={"labelled": ""})
 
     def labelled_for(self, tokenizer: Tokenizer) -> Stage:
-        """The labelled text for another classifier: the run's own, or in its vocabulary if that is not there."""
+        """The labelled text for another classifier: the run's if it is prepared, else one with the given tokenizer."""
         with suppress(MissingTextError, RunError):  # what only a training needs may be missing
             if self.labelled.record is not None:
                 return self.labelled
@@ -163,7 +164,7 @@ class Pipeline:
         """Scores of a bag of words for other labelled text.
 
         Args:
-            place: a folder in that of the text with other parts.
+            place: name of a folder in that of the text, with another column `parts`, such as `ALL_ROWS`.
             synthetic: whether to make synthetic texts, too, if classifiers of that many texts learn from the bag.
         """
 
@@ -185,8 +186,8 @@ class Pipeline:
         return bag_weight(self.ordered, texts, has_labels=has_labels)
 
     def _texts(self) -> Iterator[Stage]:
-        """The labelled text, then the bags of words that classifiers learn from, which depends on the number of texts:
-        none while that is unknown."""
+        """The labelled text, then the bags of words that classifiers learn from. The number of texts decides whether
+        they do, so there is no bag before the labelled text is prepared."""
         if self.has_labels:
             yield self.labelled
         if self.has_labels and self.labelled.record is not None:
@@ -286,7 +287,7 @@ class Pipeline:
         """A training of the classifier.
 
         Args:
-            seed: None for that of the best seed, and its settings, on all rows.
+            seed: None for a training on all rows with the best seed and its settings.
             left_out: Texts that are not trained on.
         """
         recipe = self.ordered
@@ -297,7 +298,7 @@ class Pipeline:
             recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
         pretrained = recipe.finetune.pretrained
         settings = {
-            "finetune": recipe.finetune.model_dump(mode="json", exclude={"seeds", "pretrained", *_OF_OTHERS}),
+            "finetune": recipe.finetune.model_dump(mode="json", exclude={"seeds", "pretrained", *_NOT_OF_TRAININGS}),
             "start": checkpoint_hash(pretrained) if pretrained else None,
             "soft_label_weight": recipe.soft_labels.weight if recipe.soft_labels and soft_labels else None,
             "left_out": [left_out.number, left_out.count] if left_out else None,
@@ -309,13 +310,13 @@ class Pipeline:
 
         def make(folder: Path, dist: DistContext) -> Made:
             minutes = recipe.finetune.minutes and recipe.finetune.minutes * self._share_left
-            within = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
+            timed = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"minutes": minutes})})
             start = self.start or load_checkpoint(self.pretrain.folder / "model")
             best = self.best if seed is None and dist.is_main else None
             chosen: Any = dist.all_gather(best and (best.settings["seed"], best.folder))[0] or (seed, None)
             bags = [*self._texts()][2 if seed is None else 1 :]
             soft = next((stage.folder for stage in (soft_labels, *bags) if stage), None)
-            return finetune(within, start, self.labelled.folder, soft, folder, left_out, dist, *chosen)
+            return finetune(timed, start, self.labelled.folder, soft, folder, left_out, dist, *chosen)
 
         return self._stage(name, command, settings, make, needs=needs, in_ranks=True)
 
@@ -427,9 +428,9 @@ class Pipeline:
     def unneeded(self) -> Iterator[Path]:
         """Folders of stages in the run's folder that this recipe does not need."""
         recipe, needed = self.recipe, {stage.folder for stage in self.all()}
-        inside = [path.resolve() for _, _, path in _networks(recipe)]
+        networks = [path.resolve() for _, _, path in _networks(recipe)]
         for folder in sorted(recipe.folder.glob("stages/*")):
-            if folder not in needed and not any(path.is_relative_to(folder.resolve()) for path in inside):
+            if folder not in needed and not any(path.is_relative_to(folder.resolve()) for path in networks):
                 yield folder
 
     # --- settings --------------------------------------------------------------------------------------------------
@@ -491,7 +492,7 @@ def _with_real_paths(recipe: Recipe) -> Recipe:
 
 
 def _always(make: Callable[[Path], Made]) -> Callable[[Path, DistContext], Made]:
-    """A function of a stage that one process makes, and that always completes."""
+    """The `Stage.make` of a function that runs in one process and always completes."""
     return lambda folder, _dist: make(folder) or {}
 
 

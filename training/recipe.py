@@ -211,7 +211,7 @@ class ExamplesConfig(_Strict):
     mask_fraction: PositiveShare = 0.15
     """Share of tokens to predict, at the beginning of the run: 80% become `[MASK]`, 10% another token."""
     final_mask_fraction: PositiveShare | None = None
-    """Share of tokens to predict at the end of the run, if another."""
+    """Share of tokens to predict at the end of the run, if different."""
     single_fraction: Share = 0.0
     """Share of examples of one segment, without a next-sentence label."""
     random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
@@ -329,8 +329,8 @@ class FinetuneConfig(_Strict):
     """Learning rate of the embeddings, in multiples of the others'. If absent, 10, but 1 with a `learning_rate` or if
     `pretrained` is a classifier."""
     bag_weight: Share | None = None
-    """Weight of a bag of words' probabilities beside the true label. Copies of texts without some words have these
-    probabilities only. If absent, 0.5 for up to 20,000 texts; 0 for more, for numbers, or if `pretrained` is a
+    """Weight of a bag of words' probabilities beside the true label. Copies of texts that lack some words have only
+    these probabilities. If absent, 0.5 for up to 20,000 texts; 0 for more, for numbers, or if `pretrained` is a
     classifier of the same labels. Not used with `[soft_labels]`."""
     augment_fraction: Share = 0.1
     """Share of texts changed to what users write: typographic marks, contractions, capitals."""
@@ -454,8 +454,8 @@ class Recipe(_Strict):
 
     @property
     def left_out_of_corpus(self) -> FinetuneConfig:
-        """The classifier whose test and dev texts are not pretrained on. A network that is trained on is often adapted
-        to the classifier's texts; one from random weights serves any classifiers."""
+        """The classifier whose test and dev texts are not pretrained on. With `pretrain.start`, a network is often
+        adapted to the classifier's texts; one from random weights serves any classifier."""
         return self.finetune if self.pretrain.start else FinetuneConfig()
 
     def micro_tokens(self, stage: PretrainConfig | FinetuneConfig) -> int:
@@ -510,7 +510,7 @@ class Recipe(_Strict):
 
 # --- reading and writing -------------------------------------------------------------------------------------------
 
-_GONE = {
+_REMOVED_KEYS = {
     "pretrain.average_fraction": "no such key any more: delete it, because the learning rate falls to 0 at the end",
     "distill": "the table is called soft_labels",
     "finetune.epochs": "the key is called finetune.passes",
@@ -538,7 +538,7 @@ def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[s
 
     Args:
         folder: Where a relative path starts.
-        above: Files of the recipes that are taken from this one.
+        above: Files of the recipes whose `from` led to this one, to find a cycle.
     """
     file = folder / name if name.endswith((".toml", ".json")) else RECIPES / f"{name}.toml"
     if not file.is_file():
@@ -564,7 +564,7 @@ def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[s
 
 
 def _merged(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with the values of others in place of theirs."""
+    """The tables of `base`, with each value that `values` has in place of its own."""
     made = dict(base)
     for key, value in values.items():
         old = made.get(key)
@@ -621,8 +621,8 @@ def _message(error: ErrorDetails) -> str:
         return error["msg"].removeprefix("Value error, ")
     prefix = "source" if any(isinstance(table, int) for table in tables) else ".".join(map(str, tables))
     full = f"{prefix}.{name}".lstrip(".")
-    if full in _GONE:
-        return _GONE[full]
+    if full in _REMOVED_KEYS:
+        return _REMOVED_KEYS[full]
     if prefix == "source" and name in Dialect.__dataclass_fields__:
         return f"no such key; did you mean table = {{ {name} = ... }}?"
     keys = [key for key, _ in recipe_keys()]

@@ -20,7 +20,7 @@ from training.runtime.files import DONE, read_json, write_json
 from training.runtime.lock import ranks_in_turn, run_lock
 
 VERSION = 3
-"""Raised when a change of the program changes results for the same settings."""
+"""Increase it when a change of the program changes results for the same settings."""
 
 RUNNING = "running"
 """Name of the link to the result in progress, with its log."""
@@ -57,7 +57,7 @@ class Stage:
 
     @cached_property
     def key(self) -> str:
-        """Hash of the settings, in their order, because that of labels counts, and of the keys of the needed stages."""
+        """Hash of the settings and of the keys of the needed stages. Order counts, because the order of labels does."""
         return _hash([VERSION, self.name, self.settings, [need.key for need in self.needs]])
 
     @property
@@ -86,7 +86,7 @@ class Stage:
             return self._ensure(dist)
 
     def _ensure(self, dist: DistContext) -> bool:
-        if any(dist.all_gather(self.record is not None)):  # nodes may have disks of their own
+        if any(dist.all_gather(self.record is not None)):  # nodes may not share a disk
             logger.info("%s: already there", self.folder)
         else:
             dist.check_equal(self.key)
@@ -104,7 +104,7 @@ class Stage:
             if follow(self.run_folder / RUNNING) == self.folder:
                 (self.run_folder / RUNNING).unlink(missing_ok=True)
             for state in states(self.folder):  # not before the result is complete
-                state.unlink(missing_ok=True)  # another rank may be as far
+                state.unlink(missing_ok=True)  # another rank may remove it at the same time
             for name, inside in self.links.items():
                 link(self.run_folder / name, self.folder / inside)
         return True
@@ -167,7 +167,7 @@ def _warn_without_links(run: Path, reason: str) -> None:
 
 
 def follow(path: Path) -> Path:
-    """A path in the folder of a result, in place of one that begins with a readable path. Others are unchanged."""
+    """The path in the folder of a result for one that begins with a readable path; other paths are unchanged."""
     for name in (path, *path.parents):
         if name.name in LINKS and (name.is_symlink() or name.is_file()):
             text = name.readlink() if name.is_symlink() else name.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Encodes documents as the arrays of a shard: a pure function that every engine maps."""
+"""Encodes documents as the arrays of a shard: a pure function, which worker processes call."""
 
 from __future__ import annotations
 

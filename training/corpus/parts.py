@@ -85,22 +85,22 @@ def held_out(columns: Columns, sources: Sources, config: FinetuneConfig) -> Part
         columns: `sources`, `texts`, `groups` and `labels` are used.
     """
     numbers, texts, groups, labels = (columns[name] for name in ("sources", "texts", "groups", "labels"))
-    is_test, is_low = np.zeros((2, len(texts)), np.bool_)
+    is_test, is_dev = np.zeros((2, len(texts)), np.bool_)
     for number, (use, _) in enumerate(sources):
         rows = (numbers == number).nonzero()[0]
         if use == TEST:
             is_test[rows] = True
         elif use == TRAIN and len(rows):
-            is_low[rows], is_test[rows] = _ends(groups[rows], _strata(labels[rows], config), config)
-    is_tested = _share(texts, groups, is_test)
-    is_dev = is_low & ~is_tested
-    parts = np.where(is_tested | _share(texts, groups, is_dev), Part.LEFT_OUT, Part.TRAIN).astype(np.uint8)
+            is_dev[rows], is_test[rows] = _dev_and_test(groups[rows], _strata(labels[rows], config), config)
+    is_tested = _overlaps(texts, groups, is_test)
+    is_dev &= ~is_tested
+    parts = np.where(is_tested | _overlaps(texts, groups, is_dev), Part.LEFT_OUT, Part.TRAIN).astype(np.uint8)
     parts[is_dev], parts[is_test] = Part.DEV, Part.TEST
     return parts
 
 
 def _strata(labels: NDArray[Any], config: FinetuneConfig) -> Rows:
-    """(documents,) the label of each that its part counts for: the rarest of several. All numbers are one label."""
+    """(documents,) the label in whose share of dev and test each counts: the rarest of several; 0 for all numbers."""
     if config.problem_type == REGRESSION:
         return np.zeros(len(labels), np.int64)
     if labels.ndim == 1:
@@ -108,7 +108,7 @@ def _strata(labels: NDArray[Any], config: FinetuneConfig) -> Rows:
     return np.where(labels.any(1), np.where(labels > 0, labels.sum(0), np.inf).argmin(1), NO_LABEL)
 
 
-def _ends(groups: Hashes, strata: Rows, config: FinetuneConfig) -> tuple[Mask, Mask]:
+def _dev_and_test(groups: Hashes, strata: Rows, config: FinetuneConfig) -> tuple[Mask, Mask]:
     """(documents,) whether each document of a source is in dev, and in test: of each label, the groups with the lowest
     and the highest hashes. So a new document changes the part of few others. A group counts for the label of its first
     document, and a label keeps a group to train on.
@@ -137,7 +137,7 @@ def _quotas(fraction: float, counts: Rows, most: Rows) -> Rows:
     return np.minimum(quotas, most)
 
 
-def _share(texts: Hashes, groups: Hashes, chosen: Mask) -> Mask:
+def _overlaps(texts: Hashes, groups: Hashes, chosen: Mask) -> Mask:
     """(documents,) whether each has a text or a group of the chosen documents."""
     known = np.union1d(texts[chosen], groups[chosen])
     return np.isin(texts, known) | np.isin(groups, known)
@@ -152,7 +152,7 @@ def _split(columns: Columns, sources: Sources, config: FinetuneConfig, document:
 
     # Labels are compared over all texts but those of `finetune.test`.
     is_from_test = np.array([use == TEST for use, _ in sources])[numbers]
-    compared = (is_from_train & ~_share(texts, groups, is_from_test)).nonzero()[0]
+    compared = (is_from_train & ~_overlaps(texts, groups, is_from_test)).nonzero()[0]
     first = _first_rows(texts, compared)
     differs = labels[compared] != labels[first]
     differing = compared[differs if differs.ndim == 1 else differs.any(1)]

@@ -110,8 +110,8 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> dict
 
 
 def text_settings(recipe: Recipe) -> dict[str, Any]:
-    """Settings that prepared labelled text depends on, in addition to files and tokenizer. Of `finetune.test`, it
-    depends on which texts are left out."""
+    """Settings that prepared labelled text depends on, in addition to files and tokenizer. Of `finetune.test`,
+    those settings count that decide which texts are left out of training."""
     config, teaching = recipe.finetune, recipe.soft_labels
     keys = {"labels", "dev_fraction", "augment_fraction", "test_fraction", "problem_type"}
     sources = {"train": source_settings(config.train), "test": split_settings(config.test)}
@@ -186,8 +186,8 @@ def _log_counts(shards: Sequence[Shard], *, is_labelled: bool) -> list[str]:
 def _advice(use: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[str]:
     """Advice about text that will not teach the network what its owner expects (google-research/bert#125)."""
     documents, sentences = counts["documents"], counts["sentences"]
-    if loss := _loss(counts, is_labelled=is_labelled):
-        yield loss
+    if fault := _vocabulary_fault(counts, is_labelled=is_labelled):
+        yield fault
     elif not is_labelled and documents > 1 and sentences < 1.1 * documents:
         yield (
             f"{documents} documents have only {sentences} sentences, and a document of one sentence teaches no next "
@@ -206,7 +206,7 @@ def _advice(use: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[st
         )
 
 
-def _loss(counts: Counter[str], *, is_labelled: bool) -> str:
+def _vocabulary_fault(counts: Counter[str], *, is_labelled: bool) -> str:
     """The share of a source's letters that become [UNK], or the pieces of a word, the reason and the remedy; "" if the
     vocabulary fits."""
     lost, letters, pieces = counts["lost_letters"], counts["letters"], counts["pieces"] / max(1, counts["words"])

@@ -24,7 +24,7 @@ from training.runtime.files import DONE, read_json
 from training.sources.documents import Document
 
 FORMAT = 6
-"""Version of the format. Raised when the files or the way of splitting text change, so that text is prepared again."""
+"""Version of the format. Increase it when the files or the split of text change, so that text is prepared again."""
 
 WINDOW_SHARDS = 32
 """Number of shards across which examples are shuffled: about 256 MB of text."""
@@ -140,7 +140,7 @@ class PreparedText:
                 )  # slices of a `np.memmap` take several times as long
             with np.load(file) as columns:
                 return columns[name]
-        except OSError as error:  # that of mapping names no file
+        except OSError as error:  # an error of `mmap` names no file
             raise CorpusError(f"{file}: cannot be read: {error.strerror or error}{system_remedy(error)}") from error
 
     def read(self, rows: Sequence[int]) -> list[Document]:

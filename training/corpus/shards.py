@@ -15,7 +15,7 @@
                        (documents, outputs) float32
     domains            (documents,) UTF-8 bytes: the domain (`SourceConfig.by`), empty without one
     texts, groups      (documents,) uint64: hashes of the text, and of the group, which stays in one part
-    changed            (documents,) bool: the document before in another form, see `finetune.augment_fraction`
+    changed            (documents,) bool: another form of the document before it, see `finetune.augment_fraction`
 
 In labelled text, a sentence is a text column, so a review's title and body are two sentences of one document.
 """
@@ -49,12 +49,12 @@ TOKENS, COLUMNS, TEXTS = "tokens.npy", "columns.npz", "texts.jsonl.gz"
 """Files of a shard."""
 
 SYNTHETIC = "synthetic"
-"""Use of the shards of `training.finetune.synthetic`."""
+"""`Shard.use` of the texts of `training.finetune.synthetic`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInput:
-    """The documents of one shard, which an engine gives to a worker."""
+    """The documents of one shard, which a worker process encodes."""
 
     number: int
     """Number of the shard, from 0."""
@@ -101,7 +101,7 @@ class Shard(TextCounts):
 
 
 def make_in_worker(tokenizer: str, store: Path, shard_input: ShardInput) -> Shard:
-    """`make_shard` in a worker process of an engine.
+    """`make_shard` in a worker process.
 
     Args:
         tokenizer: see `Tokenizer.to_json`.

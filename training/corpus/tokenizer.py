@@ -24,10 +24,10 @@ SAMPLE_CHARACTERS = 100_000_000
 """Characters to learn from, drawn evenly from all sources: more text changes few pieces and takes more memory."""
 
 LOOKED_AT_CHARACTERS = 1_000_000
-"""Characters of the sample in which letters that lower-casing breaks are searched."""
+"""Characters of the sample that are searched for letters that lower-casing breaks."""
 
 MANY_STRIPPED = 0.01
-"""Share of a text's letters above which a warning is logged."""
+"""Share of stripped letters in a text above which a warning is logged."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no word of at most {MAX_WORD} characters")
     if tokenizer.vocab_size != config.vocab_size:
         logger.warning(
-            f"tokenizer.vocab_size is {config.vocab_size}, but the text gives {tokenizer.vocab_size} pieces: fewer if "
-            "too few occur twice, then add text; more if it has more letters. Training works with either"
+            f"tokenizer.vocab_size is {config.vocab_size}, but the text gives {tokenizer.vocab_size} pieces: "
+            "fewer if too few pieces occur twice (add text), more if it has more letters. Training works with either"
         )
     return tokenizer
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error of a training, whose faults do not end it."""
+"""Guards standard output and standard error, so that their errors do not end a training."""
 
 from __future__ import annotations
 

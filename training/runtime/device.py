@@ -37,7 +37,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise RunError(f"device {name!r} would be shared by all processes; with torchrun, use cuda")
     if device.type != "cuda":
         return device
-    torch.cuda.set_device(index)  # calls without a device, such as for its precision, use this one
+    torch.cuda.set_device(index)  # calls without a device, such as `is_bf16_supported`, use this one
     return torch.device("cuda", index)
 
 

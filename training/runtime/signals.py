@@ -35,7 +35,7 @@ def stop_signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[No
 
 
 def ignore_stop_signals(_worker: int = 0) -> None:
-    """Ignore them in a worker process. They reach all processes of a run, and the parent decides: it needs its workers'
-    last results."""
+    """Ignore `STOP_SIGNALS` in a worker process. They reach all processes of a run, and the parent decides, because it
+    needs its workers' last results."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
