@@ -26,7 +26,7 @@ export TQDM_MININTERVAL=60
 
 say() { echo "lent_gpu.sh: $*" >&2; }
 
-training() { # RECIPE "COMMAND..." CHANGE...: several commands of `python -m training` in the place of this process
+training() { # RECIPE "COMMAND..." CHANGE...: replaces this process by several commands of `python -m training`
     local commands
     read -ra commands <<<"$2"
     exec "$PYTHON" -c 'import sys
@@ -132,7 +132,7 @@ stage_next() {
     done
 }
 
-stage_deliver() { # NUMBER: that many times PARTS files
+stage_deliver() { # NUMBER: the first PARTS files, the second PARTS files, ...
     local parts=$WORK/parts number=$1 all newer=()
     if ((number == 1)); then
         [[ ! -e $WORK/delivered ]] || newer=(-newer "$(realpath "$WORK/delivered")")

@@ -29,7 +29,7 @@ _KEYS = {
     "set the source's `separator`": "add --separator",
     "set `format`": "add --format",
 }
-"""A key as messages about a source name it, and the option that replaces it."""
+"""Words of messages that name a key of a source, and those that name the option of `classify` in its place."""
 
 Values = dict[str, Any]
 """A recipe, or a table of it, as TOML gives it."""

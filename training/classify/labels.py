@@ -26,9 +26,9 @@ class LabelCounts:
     """Labels of the rows that have a text."""
 
     texts: int = 0
-    """Rows with a text and a label, or that may lack one."""
+    """Rows whose text has a label, or may lack one."""
     unlabelled: int = 0
-    """Rows with a text only."""
+    """The other rows: their text lacks a label."""
     values: Counter[str] = field(default_factory=Counter)
     """Texts of each value."""
     sample: list[Document] = field(default_factory=list)

@@ -52,11 +52,11 @@ def choose_start(recipe: Recipe, texts: Iterable[Document]) -> Path:
     opinion = (logits[:, 1] - logits[:, 0]).numpy()[:, None]
     targets = np.array(labels)  # (texts,) labels, or (texts, outputs) numbers
     if recipe.finetune.problem_type == SINGLE_LABEL:
-        guess = np.bincount(targets).max() / len(targets)
+        constant_accuracy = np.bincount(targets).max() / len(targets)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a rare label is not in each fold
-            told = float(cross_val_score(LogisticRegression(), opinion, targets, cv=3).mean())
-        share = (told - guess) / max(1 - guess, 1e-9)
+            accuracy = float(cross_val_score(LogisticRegression(), opinion, targets, cv=3).mean())
+        share = (accuracy - constant_accuracy) / max(1 - constant_accuracy, 1e-9)
     else:
         folds = KFold(3, shuffle=True, random_state=0)  # a file may be sorted
         errors = cross_val_predict(LinearRegression(), opinion, targets, cv=folds) - targets

@@ -256,7 +256,7 @@ def _write_predictions(file: Path, models: Mapping[str, Scores], store: Prepared
 
 
 def _plot(pipeline: Pipeline, models: Mapping[str, Path], folder: Path, report: Report) -> list[Path]:
-    """Write a figure for each network, in place of an earlier report's.
+    """Write a plot for each network, in place of an earlier report's.
 
     Args:
         models: the run's own networks, whose losses are plotted.

@@ -83,7 +83,7 @@ def wrong_answers(report: Report) -> str:
 
 def _verdicts(report: Report) -> list[str]:
     """Sentences for each test set: whether the classifier is better than a bag of words and than the best answer that
-    is always the same. Faults come first."""
+    is always the same. Bold ones come first."""
     wanted = ["labelled texts", "time to train (minutes, passes)"]
     remedy = REMEDY.format(*(wanted[::-1] if (report.passes or 1) < 1 else wanted))  # most texts are not read yet
     found = [_verdict(name, test, remedy) for name, test in report.classification.items() if test.against]

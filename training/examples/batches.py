@@ -155,7 +155,7 @@ def batch_bounds(lengths: Ints, shape: BatchShape, min_cut: int | None = None) -
 
     Args:
         lengths: (examples,) tokens of each.
-        min_cut: if a batch has room for N tokens or more after that, the next example is in it, too, to be cut.
+        min_cut: if this leaves room for `min_cut` tokens or more, the next example is in the batch too, to be cut.
     """
     ends, bounds = [0, *lengths.cumsum().tolist()], [0]
     while (at := bounds[-1]) < len(lengths):

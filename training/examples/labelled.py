@@ -54,7 +54,7 @@ class LabelledTexts:
 
     text: Text
     documents: Ints
-    """Documents of the text that are chosen; other fields are of all."""
+    """Numbers of the chosen documents; the other fields have a row for each document of the text."""
     targets: Floats
     """(documents, outputs) targets of training: the probability of each label, or the number. NaN without a label."""
     read: Sequence[str]
@@ -177,8 +177,8 @@ def is_unlabelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
 def trained_on(
     window: TextWindow, left_out: Fold | None = None, *, with_unlabelled: bool = True, pass_number: int = 0
 ) -> Ints:
-    """Rows of the documents of a window with `Part.TRAIN`, without those of `left_out`. Of the copies of a synthetic
-    text, a pass has one in its turn."""
+    """Rows of the documents of a window with `Part.TRAIN`, without those of `left_out`. Each pass has another
+    copy of a synthetic text, in turn."""
     kept = window.column("parts") == Part.TRAIN
     ends = itertools.accumulate(shard.documents for shard in window.shards)
     for shard, end in zip(window.shards, ends, strict=True):
@@ -248,7 +248,7 @@ class LabelledStream:
         return self.micro_batch_tokens * self.documents / self.tokens
 
     def windows(self) -> Iterator[LabelledWindow]:
-        """The windows of one pass over the texts after another."""
+        """The windows of all passes over the texts, one pass after another."""
         return itertools.chain.from_iterable(map(self._pass, itertools.count()))
 
     def _pass(self, pass_number: int) -> Iterator[LabelledWindow]:

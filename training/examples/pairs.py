@@ -124,7 +124,7 @@ def sample_pairs(text: Text, config: ExamplesConfig, rng: np.random.Generator) -
     wanted = begins[stop] - begins[cut]
     room = np.maximum(wanted, begins[start] + budget - begins[cut])  # for a second segment
 
-    # False pairs whose second segments are about as long exchange them.
+    # Pairs of different documents exchange second segments of about the same length.
     chosen = (kinds == PairKind.RANDOM_DOCUMENT).nonzero()[0]
     order = np.lexsort((rng.random(len(chosen)), wanted[chosen], of_sentences[chosen]))
     one, other = chosen[order[: len(order) // 2 * 2]].reshape(-1, 2).T

@@ -78,7 +78,7 @@ class PretrainingStream:
         )
 
     def windows(self) -> Iterator[PretrainingWindow]:
-        """The windows of one pass over the text after another."""
+        """The windows of all passes over the text, one pass after another."""
         for pass_number in itertools.count():
             for number, window in enumerate(self.text.windows(self.seed, pass_number)):
                 yield PretrainingWindow(window, self, (self.seed, pass_number, number))

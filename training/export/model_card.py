@@ -15,9 +15,9 @@ from training.runtime.files import read_json, write_json
 
 _TEMPLATE = Path(__file__).with_suffix(".md")
 _LOCAL_KEYS = {"data", "run", "device", "export", "loaded", "overrides"}
-"""Keys that depend on the machine of a run, or that all other keys replace."""
+"""Keys that depend on the machine of a run, or that repeat what the other keys say."""
 _NETWORKS = ("start", "pretrained", "teacher")
-"""Keys of paths in the folders of runs."""
+"""Keys of checkpoint directories."""
 _MODELS = ("pretrained", "classifier", "model")
 """Folders of networks, in runs and in the output of `classify`."""
 _READABLE = {r"fin\w+-\w+/model$": "classifier", r"pretrain-\w+/model$": "pretrained", r"pretrain-\w+/": "pretrain/"}
@@ -132,8 +132,8 @@ def _readable(value: str) -> str:
 def _portable(key: str, value: str, recipe: Recipe) -> str:
     """A path that tells nothing of the machine.
 
-    A network of these runs is in `runs`; another one has its name, with its folder if many have this name. Text is
-    relative to the folder of data.
+    A network in the recipe's folder of runs is in `runs`. Another one has its name, after that of its folder if many
+    networks have this name. Text is relative to the folder of data.
     """
     is_network = key in _NETWORKS
     folder = (recipe.run if is_network else recipe.data).absolute()

@@ -34,7 +34,7 @@ def export(pipeline: Pipeline) -> list[Path]:
     for name, target in targets.items():
         with replacing(target) as folder:
             shutil.copytree(made[name], folder)  # a link would let an edit of the copy change the run's network
-            # The service's answers have this name.
+            # The service's answers name the model so.
             write_json(folder / "config.json", {**(read_json(folder / "config.json") or {}), "name": recipe.name})
             write_card(recipe, name, made[name].parent, folder, checkpoint_hash(evaluated[name]))
         logger.info("%s: a copy of %s", target, made[name])

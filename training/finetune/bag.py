@@ -1,8 +1,8 @@
 """The bag of words: a linear model of a text's words and letters.
 
 It learns from a few hundred texts which words speak for a label, where a network needs thousands. So it is a teacher of
-classifiers of few texts, and the model that a classifier has to beat. It scores texts that it has not read, nor others
-of their groups (stacked generalisation, Wolpert 1992): it repeats the targets of the texts that it has read.
+classifiers of few texts, and the model that a classifier has to beat. Each text is scored by a bag that has read no
+text of its group (stacked generalisation, Wolpert 1992), because a bag repeats the targets of texts that it has read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_CHARACTERS_WITH_LETTERS = 20_000_000
 """Characters of the texts to train on above which only words count: letters take six times the time and memory."""
 
 STRENGTHS = (0.3, 1.0)
-"""Inverse regularisation. Like the scale, that with the lowest loss on held-out folds is used: the lower one for
+"""Inverse regularisation (`C`). Like the scale, the one with the lowest loss on held-out folds is used: 0.3 for
 hundreds of thousands of texts."""
 
 MAX_ITERATIONS = 30
@@ -148,8 +148,8 @@ def _features(*, with_letters: bool) -> FeatureUnion:
 
 
 def _margins(problem: Problem, strength: float, rows: Any, targets: Floats, unread: Any) -> Floats:
-    """(unread, outputs) margins of linear models, one for each output, fitted to the rows. One after another, because a
-    model has a weight for each feature."""
+    """(unread, outputs) margins of linear models, one for each output, fitted to the rows, one after another, because
+    each model has a weight for each feature."""
     columns = targets.T
     # Without random_state, the operating system chooses the order in which the solver visits the texts.
     settings: dict[str, Any] = {"C": strength, "max_iter": MAX_ITERATIONS, "random_state": 0}

@@ -21,15 +21,15 @@ class PlanPolicy:
     """Length and learning rate of the training of a classifier."""
 
     tokens: int = 2_000_000
-    """Tokens of a run, within the bounds of the passes."""
+    """Tokens of a run, within `min_passes` and `max_passes`."""
     classifier_tokens: int = 250_000
     """Tokens of a run that starts from a classifier, which overfits sooner."""
     min_passes: float = 2.0
     max_passes: float = 20.0
     min_steps: int = 200
-    """Fewer steps hardly change a network. A table of few short texts is read more often than `max_passes`."""
+    """Fewer steps hardly change a network. For them, few short texts are read more than `max_passes` times."""
     steps: int = 3000
-    """Steps of a run, within the bounds of a step."""
+    """Steps of a run, if each has `min_batch_tokens` to `max_batch_tokens`."""
     min_batch_tokens: int = 512
     max_batch_tokens: int = 4096
     learning_rate: float = 2e-4
@@ -97,8 +97,8 @@ def bag_weight(recipe: Recipe, texts: int, *, has_labels: bool, policy: PlanPoli
 
 
 def with_whole_micro_batches(recipe: Recipe, world_size: int) -> Recipe:
-    """The recipe with the largest `micro_batch_tokens` up to its own of which each process needs a whole number for a
-    step; unchanged if there are none."""
+    """The recipe with `micro_batch_tokens` lowered to the largest size that divides the share of each process in a
+    step; unchanged if no size does."""
     config, batch = recipe.finetune, recipe.finetune.batch_tokens or 0
     smallest = _round_up(config.max_length, BUCKET_TOKENS)
     sizes = range(smallest, min(recipe.micro_batch_tokens, batch) + 1, BUCKET_TOKENS)

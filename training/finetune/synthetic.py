@@ -1,7 +1,7 @@
 """Synthetic texts: labelled texts without some of their words.
 
-A bag of words labels them. So a network learns what the bag knows of each word, in place of the bag's answers to a few
-texts by heart (function matching, Beyer et al. 2021, https://arxiv.org/abs/2106.05237).
+A bag of words labels them. So a network learns what the bag knows of each word, and does not just learn the bag's
+answers to a few texts by heart (function matching, Beyer et al. 2021, https://arxiv.org/abs/2106.05237).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WORD = re.compile(r"\s*(?:\w{1,12}|\S)")
 
 
 def synthetic_texts(documents: Sequence[Document], reads: Sequence[str], no_label: Target) -> Iterator[ShardInput]:
-    """Copies of texts without some of their words: a shard for each way to read them. Its source is the number of
-    copies of a text, which follow each other.
+    """Copies of texts without some of their words: a shard for each way to read them. Copies of a text follow each
+    other; the shard's `source` is their number.
 
     Args:
         reads: How each text is read; see `ShardInput.read`.

@@ -81,7 +81,7 @@ class TrainConfig:
     seed: int = 1
     checkpoint_minutes: float = 5.0
     max_evaluations: int = 1
-    """Number of evaluations, evenly spaced over the budget; less if it has not `tokens_per_evaluation` for each."""
+    """Maximum number of evaluations, evenly spaced over the budget, with `tokens_per_evaluation` or more for each."""
     tokens_per_evaluation: int = 1
     minutes: float | None = None
     """Time of the run, at most. The tokens that fit are computed once, from the speed of the first steps. Until then
@@ -89,7 +89,7 @@ class TrainConfig:
     step_share: float = 1.0
     """Share of the time that steps get; evaluations and checkpoints take the rest."""
     tokens_after: int = 0
-    """Tokens that are read at the end, each in about half the time of a step's, within the time of the run."""
+    """Tokens to evaluate after the last step, within `minutes`; each takes about half the time of a token of a step."""
 
     @property
     def micro_batches(self) -> int:
@@ -194,7 +194,7 @@ class Trainer:
         made_for = -1
         with tqdm(initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
             while not self.is_finished:
-                if made_for != self.budget_tokens:  # new, or known now: masks depend on the spent share of it
+                if made_for != self.budget_tokens:  # at first, and once it is known: masks depend on its spent share
                     made_for, bar.total = self.budget_tokens, self.steps if state.budget_tokens else None
                     total = self.steps * self.config.micro_batches
                     micro_batches = MicroBatches(self.stream, total, self._micro_batches_done, self.dist)

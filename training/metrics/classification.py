@@ -113,7 +113,7 @@ def check_reading(
     Args:
         read: how they are read; pretraining has pairs.
         longest: tokens of the longest.
-        tokenizer: tokenizer that they were prepared with, if it is not the network's.
+        tokenizer: tokenizer with which they were prepared; None for the network's own.
 
     Raises:
         RunError: it has too few positions, another vocabulary, or one token type and so no pairs.

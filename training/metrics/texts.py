@@ -79,7 +79,7 @@ class EvaluatedTexts:
         return replace(self, rows=self.rows[np.sort(first)], repeats=repeats, relabelled=relabelled)
 
     def readings(self) -> list[EvaluatedTexts]:
-        """The texts read as the recipe says: once, or as one text, and as a pair where both columns have tokens."""
+        """The texts in each reading of the recipe; for `both`, the pairs are those where both columns have tokens."""
         if self.read != "both":
             return [self]
         return [replace(self, read="text"), replace(self, rows=self._with_both_texts(), read="pair")]

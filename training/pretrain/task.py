@@ -31,10 +31,10 @@ class PretrainingLoss(TrainingLoss):
         model, packed = self.model, batch.packed
         assert model.next_sentence is not None
         hidden = model(packed)  # (R, hidden)
-        words = model.masked_lm(hidden.index_select(0, batch.masked_rows))  # (M, vocab)
-        follows = model.next_sentence(hidden.index_select(0, batch.cls_rows))  # (S, 2)
-        mlm, masked = _sum_and_count(words, batch.masked_ids)
-        nsp, labelled = _sum_and_count(follows, batch.next_labels)
+        word_logits = model.masked_lm(hidden.index_select(0, batch.masked_rows))  # (M, vocab)
+        next_logits = model.next_sentence(hidden.index_select(0, batch.cls_rows))  # (S, 2)
+        mlm, masked = _sum_and_count(word_logits, batch.masked_ids)
+        nsp, labelled = _sum_and_count(next_logits, batch.next_labels)
         loss = mlm / masked.clamp(min=1) + nsp / labelled.clamp(min=1)
         one = torch.ones_like(loss)
         relations, taught = (self.relations(packed), one) if self.relations else (0 * one, 0 * one)

@@ -11,7 +11,7 @@ from training.problems.base import LabelProblem, one_hot
 from training.problems.estimates import Estimate, average, average_precision, mean
 
 RARE = 0.1
-"""Share of the texts below which one of two labels is rare: always the other answer has an accuracy above 0.9."""
+"""Share of the texts below which one of two labels is rare: always answering the other has an accuracy above 0.9."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SingleLabel(LabelProblem):
 
     def figures(self, scores: Tensor, targets: Tensor) -> dict[str, Estimate]:
         """Accuracy, and the mean of the recalls of the labels that occur. If one of two labels is rare, its average
-        precision and F1 come first. Average precision tells models apart that never answer it, so that F1 is 0."""
+        precision and F1 come first. Of models that never answer it, F1 is 0, but average precision tells them apart."""
         label = targets.argmax(1)
         labels, counts = self.label_figures(scores, targets), label.bincount(minlength=len(self.names))
         recall = average([each.recall for each in labels.values()])

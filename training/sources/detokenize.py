@@ -71,7 +71,7 @@ _EXPANDED = {short: long for long, short in _NEGATED.items() if long != "can not
 """Contractions by their long forms, without `it's` and `he'd`, which may be "it has" and "he would"."""
 _CONTRACTIBLE = re.compile(
     r"\b(?:" + "|".join(_NEGATED) + r")\b"
-    # not "don't you", which is not "do not you"
+    # not "don't you": its long form is "do you not"
     r"|\b(?:" + "|".join(short.replace("'", "['’]") for short in _EXPANDED) + r")\b"
     r"(?!\s+(?:i|you|he|she|it|we|they|this|that|these|those|there)\b)",
     re.IGNORECASE,

@@ -22,7 +22,7 @@ from training.sources.phrases import longest_containing
 from training.sources.tables import Row, columns_of, in_recipe, log_once, path_columns, read_rows, row_labels
 
 FIRST_ROWS = 1000
-"""Number of rows of a source, one of which must have each column: JSON lines may leave out null values."""
+"""Number of first rows of a source in which each column must occur: JSON lines may leave out null values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ _DATASET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json"
 
 
 def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
-    """Bytes of all files to read, for a progress bar; None if a `limit` or a hub data set hides them."""
+    """Bytes of all files to read, for a progress bar; None with a `limit` or a hub data set."""
     found = [files(source, root) for source in sources]
     if any(source.limit for source in sources) or not all(found):
         return None
@@ -53,7 +53,7 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     found = [file for file in sorted(_matches(folder, parts)) if file.is_file()]
     found = _without_notes(folder, found, source) if is_folder else found
     top, real = folder.resolve(), {file: file.resolve() for file in sorted(found, reverse=True)}
-    last = sorted(real, key=lambda file: real[file] == top / file.relative_to(folder))  # they replace links to them
+    last = sorted(real, key=lambda file: real[file] == top / file.relative_to(folder))  # real files replace links
     found = sorted({real[file]: file for file in last}.values())
     if empty := [file for file in found if not file.stat().st_size and _is_table(file, source)]:
         if len(empty) == len(found):

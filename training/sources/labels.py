@@ -31,8 +31,8 @@ def labelled(
     source: SourceConfig, recipe: Recipe, progress: Progress | None = None
 ) -> Iterator[tuple[Document, Target]]:
     """The documents of a source with their targets. Labels are numbered as in `finetune.label_names`. A text whose
-    label `finetune.labels` maps to "" is left out; the key "" stands for a missing label. Of several labels, only the
-    label is left out.
+    label `finetune.labels` maps to "" is left out; the key "" stands for a missing label. With several labels, only
+    that label is left out.
 
     Raises:
         SourceError: the source has no label column, or a label is missing, unknown or not a number. The message names

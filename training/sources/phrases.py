@@ -14,13 +14,13 @@ def longest_containing(texts: Sequence[str]) -> list[str]:
     """
     words = [tuple(text.split()) for text in texts]
     lengths = {len(each) for each in words}
-    waiting = set(words)
+    phrases = set(words)
     container: dict[tuple[str, ...], str] = {}
     for text, found in sorted(zip(texts, words, strict=True), key=lambda pair: -len(pair[1])):
         if found not in container:
             for length in (n for n in lengths if n <= len(found)):
                 for start in range(len(found) - length + 1):
                     part = found[start : start + length]
-                    if part in waiting:
+                    if part in phrases:
                         container.setdefault(part, text)
     return [container[each] for each in words]

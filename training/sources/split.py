@@ -1,4 +1,4 @@
-"""Splits documents into training and held-out parts, by one hash for pretraining text and labelled text.
+"""Splits documents into training and held-out parts, by the same hash for pretraining text and labelled text.
 
 The hash of a document's group, or of its normalised text, decides, so every run makes the same split and equal texts
 are always in the same part.
