@@ -362,9 +362,9 @@ class FinetuneConfig(_Strict):
     @model_validator(mode="after")
     def _valid_labels_and_seeds(self) -> FinetuneConfig:
         if self.problem_type == SINGLE_LABEL and len(self.label_names) < 2:
-            raise ValueError("labels must name two labels or more")
+            raise ValueError("labels must name at least two labels")
         if not self.label_names:
-            raise ValueError("labels must name a label or more")
+            raise ValueError("labels must name at least one label")
         BertConfig(id2label=dict(enumerate(self.label_names)))  # raises ConfigError
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must differ: each has its own folder")
@@ -490,7 +490,7 @@ class Recipe(_Strict):
         if self.finetune.bag_weight and kind == REGRESSION:
             raise ValueError(f"finetune.bag_weight needs labels, and problem_type is {kind!r}")
         if self.soft_labels and self.finetune.all_rows:
-            raise ValueError("finetune.all_rows: soft_labels has probabilities of the texts to train on only")
+            raise ValueError("finetune.all_rows excludes soft_labels, which cover only the texts to train on")
         return self
 
     @model_validator(mode="after")
@@ -559,7 +559,7 @@ def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[s
     if not isinstance(base, str):
         raise RecipeError(f"{file}: from: give the name of a recipe, or its file")
     if file in above:
-        raise RecipeError(f"{file}: from: it is taken from itself")
+        raise RecipeError(f"{file}: from: the recipe takes keys from itself")
     return _merged(_read(base, file.parent, (*above, file))[0], values), file
 
 

@@ -61,7 +61,7 @@ def test_recipe_takes_what_it_does_not_say_from_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ('"mine.toml"', "mine.toml: from: it is taken from itself"),
+        ('"mine.toml"', "mine.toml: from: the recipe takes keys from itself"),
         ('"none.toml"', "none.toml: no such recipe"),
         ("7", "mine.toml: from: give the name of a recipe, or its file"),
     ],
@@ -152,8 +152,8 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ('corpus.sources=["texts"]', r'corpus\.sources\.0: give a table, such as \{ path = "texts\.jsonl" \}'),
         ("finetune.seeds=3", r"finetune\.seeds: give a list: \[ \.\.\. \]"),
         ("finetune.labels={1.0='BAD'}", r"finetune\.labels\.1: give a string; a value with a dot has quotation marks"),
-        ('finetune.labels={"0"="BAD"}', "labels must name two labels or more"),
-        ('finetune.labels={"0"="BAD","1"="BAD","2"=""}', "labels must name two labels or more"),
+        ('finetune.labels={"0"="BAD"}', "labels must name at least two labels"),
+        ('finetune.labels={"0"="BAD","1"="BAD","2"=""}', "labels must name at least two labels"),
         (
             'finetune.train=[{path="a.csv",separator=";"}]',
             "a separator or several columns of labels need problem_type = 'multi_label",

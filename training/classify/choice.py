@@ -56,7 +56,7 @@ def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> t
 def check_label_column(table: TableSurvey, column: Column) -> None:
     """Raise SourceError if a column does not hold labels: its values occur about once each, or are quantities."""
     if are_quantities(column.values):
-        problem = f"the column {column.name!r} holds {_count(column)} different numbers, which look like no labels"
+        problem = f"the column {column.name!r} holds {_count(column)} different numbers, which do not look like labels"
         raise SourceError(
             f"{_error(table, problem)}"
             f"\nor, for a model that predicts the number, add: finetune.problem_type={REGRESSION}"

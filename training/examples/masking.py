@@ -57,7 +57,7 @@ class Examples:
         return np.diff(ends, prepend=0)
 
     def shown_as(self, masked: Ints | int) -> Examples:
-        """The examples with other ids at the masked positions: [MASK] at all, or the original tokens."""
+        """The examples with these ids at the masked positions, such as [MASK] or the original tokens."""
         ids = self.input_ids.copy()
         ids[self.masked_positions] = masked
         return replace(self, input_ids=ids)

@@ -76,7 +76,7 @@ def read_rows(table: Table, source: SourceConfig) -> Iterator[Row]:
 
 
 def in_recipe(message: str) -> str:
-    """A message of `bert_tables` with the key of a source by which its remedy is stated.
+    """A message of `bert_tables`, with the key of a source that states what the message asks for.
 
     >>> in_recipe("a.csv: state the delimiter")
     "a.csv: state the delimiter; in a recipe, the source's `table` states it"
