@@ -31,7 +31,7 @@ REGRESSION: Final = "regression"
 """Problem types, in the words of `transformers`."""
 
 CONTAINING: Final = "containing"
-"""See `SourceConfig.group`."""
+"""Value of `SourceConfig.group` for phrases."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
@@ -352,7 +352,7 @@ class FinetuneConfig(_Strict):
         return max(0.05, min(0.2, 100 / groups)) if self.dev_fraction is None else self.dev_fraction
 
     def in_order_of(self, names: Sequence[str]) -> FinetuneConfig:
-        """The same labels in the order of a classifier; unchanged if the classifier has others."""
+        """These settings with the labels in the order of a classifier; unchanged if the classifier has others."""
         if list(names) == self.label_names or sorted(names) != sorted(self.label_names):
             return self
         place = {name: number for number, name in enumerate(["", *names])}

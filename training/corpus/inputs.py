@@ -122,7 +122,7 @@ def _used(
 
 
 def _of_classifier(recipe: Recipe) -> tuple[set[int], set[int]]:
-    """Hashes of the texts and groups of a classifier's test texts, and of these and its dev texts."""
+    """Hashes of texts and groups: those of a classifier's test texts, and those of its test and dev texts."""
     config = recipe.left_out_of_corpus
     is_split = config.dev_fraction != 0 or (config.test_fraction and not config.test)
     sources = [(use, source) for use, source in labelled_sources(config, ()) if use == TEST or is_split]

@@ -51,5 +51,5 @@ def check_targets(recipe: Recipe) -> None:
     for name in SETTINGS:
         target = recipe.exported(name)
         if follow(target).resolve() in own:
-            raise RunError(f"{target} is a network of this run, from which later stages start: export elsewhere")
+            raise RunError(f"{target} is a network of this run, from which later stages start: export to another path")
         check_target(target)

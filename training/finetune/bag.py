@@ -105,7 +105,7 @@ def bag_scores(
         is_train: (labelled,) whether to train on each of them; at least one.
 
     Returns:
-        The scores, NaN for texts to train on if there is one group or they have more than `MAX_CHARACTERS`.
+        The scores. NaN for texts to train on if there is one group, and for those beyond `MAX_CHARACTERS`.
     """
     train = is_train.nonzero()[0].tolist()
     others = [*(~is_train).nonzero()[0].tolist(), *range(len(targets), len(texts))]

@@ -24,7 +24,7 @@ _WHOLE_FLOAT = re.compile(r"(-?\d+)\.0+")
 """The label 1 as pandas writes it into a CSV file if another row has no label."""
 
 _DECIMAL_COMMA = re.compile(r"^([-+]?\d+),((?<=\b0,)\d+|(?!\d{3}$)\d+)$")
-"""Not 1,234, which is a whole number in English."""
+"""A number with a decimal comma, but not 1,234, which is a whole number in English."""
 
 
 def labelled(
