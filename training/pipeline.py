@@ -14,10 +14,9 @@
 
 The folder of a stage, `runs/<name>/stages/<stage>-<key>`, carries a hash of the stage's settings and of the stages that
 it needs. So another setting means another folder, and no result is overwritten. Names of sources, and settings of test
-texts that only a report shows, count for the stage that prepares the text, but not for the stages that need it. No hash
-has `micro_batch_tokens`: a training that was begun with another value goes on with its next examples. A result with
-`done.json` is complete; without it, the same command continues. Links such as `runs/<name>/pretrained` lead to the
-latest result.
+texts that only a report shows, count for the stage that prepares the text, but not for later stages. No hash has
+`micro_batch_tokens`: a training that was begun with another value goes on with its next examples. A result with
+`done.json` is complete; without it, the same command continues. Links such as `runs/<name>/pretrained` lead to results.
 """
 
 from __future__ import annotations
