@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -248,8 +249,8 @@ def _write_predictions(file: Path, models: Mapping[str, Scores], store: Prepared
             labels, answers = problem.words(torch.from_numpy(texts.targets)), problem.words(scores)
             columns = map("{:.7g}".format, scores.amax(1).tolist()), *(bag.words(found) for bag, found in others)
             for document, *cells in zip(texts.documents(), labels, answers, *columns, strict=True):
-                place, line = (*document.place.rsplit(", ", 1), "")[:2]
-                writer.writerow([place, line.split(" ")[-1], part.name.lower(), *cells])
+                file_name, *line = re.split(r", (?:line|row) (\d+)$", document.place)
+                writer.writerow([file_name, *(line[:1] or [""]), part.name.lower(), *cells])
 
 
 # --- plots ---------------------------------------------------------------------------------------------------------

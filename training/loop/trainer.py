@@ -260,7 +260,7 @@ class Trainer:
         lines = list(self._time_first_steps())
         is_last, is_known = bool(stop) or self.is_finished, state.budget_tokens is not None
         show = is_known and (is_last or self._is_due(CONSOLE_LINES))
-        log = is_last or show or self._is_due(max(MIN_LOG_LINES, self.steps // MAX_LOG_STEPS))
+        log = is_last or show or self._is_due(max(MIN_LOG_LINES, -(-self.steps // MAX_LOG_STEPS)))
         evaluate = self._is_due(max(1, min(config.max_evaluations, self.budget_tokens // config.tokens_per_evaluation)))
         save = is_known and (is_last or bool(save))
         if log or evaluate or save:

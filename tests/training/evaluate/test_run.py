@@ -324,7 +324,10 @@ def test_evaluate_counts_a_repeated_text_once_and_predicts_all(make_recipe: Make
         "".join(json.dumps(row) + "\n" for row in [*rows, *rows, rows[0] | {"label": 1 - rows[0]["label"]}])
     )
     twice = SourceConfig(path=str(tmp_path / "twice.jsonl"), label="label")
-    recipe = changed(recipe, test=(*recipe.finetune.test, twice))
+    (tmp_path / "files" / "1").mkdir(parents=True)
+    (tmp_path / "files" / "1" / "a, b.txt").write_text(rows[1]["text"])
+    files = SourceConfig(name="files", path=str(tmp_path / "files"), format="document", label="folder")
+    recipe = changed(recipe, test=(*recipe.finetune.test, twice, files))
     save_models(recipe, None, "classifier")
     text = evaluate_squeezed(recipe)
     once, again = (figures_of(recipe)["classification"][name] for name in ("reviews", "twice"))
@@ -340,5 +343,6 @@ def test_evaluate_counts_a_repeated_text_once_and_predicts_all(make_recipe: Make
     for answer, model in (("answer", "this model"), ("bag_answer", "TF-IDF + linear SVM")):
         right = [row["label"] == row[answer] for row in tested[:20]]
         assert sum(right) / 20 == again["figures"][model]["accuracy"]["value"]
+    assert [row["line"] for row in predictions if row["file"].endswith("a, b.txt")] == [""]
     assert {row["part"] for row in predictions} == {"dev", "test"}
     assert all(0.5 <= float(row["score"]) <= 1 for row in predictions)
