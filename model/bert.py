@@ -6,7 +6,7 @@ Notable:
 - the last layer computes queries, attention output and feed-forward at output positions only (`OutputPositions`)
 - one fused projection for queries, keys and values
 - attention is chosen per batch by device, precision and purpose (`model.attention.choose`)
-- on CUDA nothing waits for the device, so the forward pass can be traced as a whole and recorded as a CUDA graph
+- on CUDA the forward pass never waits for the device, so it can be traced as a whole and recorded as a CUDA graph
 
 Shapes: T packed tokens, R output positions, H hidden size, N heads, D head_dim; H = N * D.
 """
@@ -121,11 +121,11 @@ class BertLayer(nn.Module):
         else:
             context = attention.cross_attention(*self.project_outputs(hidden, output_index))  # (R, N, D)
             hidden = hidden.index_select(0, output_index)
-        residual = hidden.dtype  # autocast gives norms in float32
-        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context.flatten(1)))).to(residual)
+        dtype = hidden.dtype  # autocast gives norms in float32
+        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context.flatten(1)))).to(dtype)
         inner = self.activation(self.intermediate(hidden))
         normed: Tensor = self.output_norm(hidden + self.dropout(self.output(inner)))
-        return normed.to(residual)
+        return normed.to(dtype)
 
     def project_outputs(self, hidden: Tensor, output_index: Tensor) -> tuple[Tensor, Tensor]:
         """Queries at the output positions (R, N, D), keys and values of all tokens (T, 2, N, D)."""
@@ -157,9 +157,9 @@ class BertEncoder(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Final hidden states: (R, H) at the batch's output positions, or (T, H) if it names none.
 
-        The values of the batch are not checked, as the networks of `model.heads` do.
+        The values of the batch are not checked here; the networks of `model.heads` check them.
         """
-        wanted = batch.total_tokens if batch.outputs is None else len(batch.outputs.index)
+        num_outputs = batch.total_tokens if batch.outputs is None else len(batch.outputs.index)
         if batch.input_ids.device.type == "cpu" and batch.lengths is not None and not torch.is_grad_enabled():
             batch = batch.pad_to_bucket()  # training batches already have the size of a bucket
         hidden = self.embeddings(batch)
@@ -171,9 +171,9 @@ class BertEncoder(nn.Module):
         for layer in self.layers[:-1]:
             hidden = layer(hidden, attention)
         if batch.outputs is None:
-            return self.layers[-1](hidden, attention)[:wanted]
+            return self.layers[-1](hidden, attention)[:num_outputs]
         attention = attention_for(batch.outputs.sequences, batch.sequences, *kernel)
-        return self.layers[-1](hidden, attention, batch.outputs.index)[:wanted]
+        return self.layers[-1](hidden, attention, batch.outputs.index)[:num_outputs]
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:

@@ -94,8 +94,8 @@ class Checkpoint:
         """
         config, tokenizer = self.config, self.tokenizer
         halves = [(text,) if isinstance(text, str) else text for text in texts]
-        cut = partial(tokenizer.encode, max_length=config.max_position_embeddings, truncate=True)
-        encodings = [cut(*both, truncation=config.truncation, spans=False) for both in halves]
+        encode = partial(tokenizer.encode, max_length=config.max_position_embeddings, truncate=True)
+        encodings = [encode(*both, truncation=config.truncation, spans=False) for both in halves]
         batch = PackedBatch.pack([each.ids for each in encodings], [each.token_type_ids for each in encodings])
         if isinstance(self.model, BertForSequenceClassification):
             return self.model.scores(self.model(batch))
@@ -361,8 +361,8 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under present names, without the prefix that all have in common if the rest is a BERT: `model.` of a
-    class with a BERT in it."""
+    """The tensors under current names. A prefix of all names, such as `model.` of a class that contains a BERT, is
+    removed if the rest are the names of a BERT."""
     prefix = os.path.commonprefix([*tensors]).rpartition(".")[0] + "."  # noqa: RUF071 (names are not paths)
     renamed = {_current_name(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
     fits = "bert.embeddings.position_embeddings.weight" in renamed
@@ -370,7 +370,7 @@ def _with_current_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _current_name(name: str) -> str:
-    """The present name of a tensor: checkpoints of 2018 name a layer norm's weight gamma and its bias beta, those of a
+    """The current name of a tensor: checkpoints of 2018 name a layer norm's weight gamma and its bias beta, those of a
     bare encoder lack the prefix `bert.`, and torch's wrappers of any module (DDP, `torch.compile`, FSDP) add a part."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     name = re.sub(r"\b(module|_orig_mod|_\w+_wrapped_module)\.", "", name)

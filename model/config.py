@@ -33,7 +33,7 @@ _PRESETS: dict[str, tuple[int, int]] = {  # name: (layers, hidden size); heads o
 
 MAX_LABEL = 1000
 """Maximum characters of a label, because each response repeats its labels."""
-_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 # Larger values come from a broken file, and overflow a tensor or exhaust the memory.
 _MAX_SIZE = 2**24
 _MAX_LABELS = 2**16
@@ -79,8 +79,8 @@ class BertConfig:
     problem_type: str | None = None
     """The meaning of a classifier's logits: one of `PROBLEM_TYPES`; see `BertForSequenceClassification.scores`."""
     thresholds: Sequence[float] | None = None
-    """Of a classifier with several labels: the score of each label above which the text has it. None: 0.5. Scores do
-    not depend on it."""
+    """Score of each label above which a text has the label, for a classifier with several labels per text. None: 0.5.
+    Scores do not depend on it."""
     truncation: Truncation = "head"
     """The part of a too long text that `truncate` keeps: "head", its beginning, "tail", its end, or "head_tail", both
     ends."""
@@ -241,6 +241,6 @@ def _check_labels(id2label: Mapping[int, str]) -> None:
     if not isinstance(id2label, Mapping) or not id2label or set(id2label) != set(range(len(id2label))):
         raise ConfigError(f"id2label must number the labels from 0 without gaps, not {reprlib.repr(id2label)}")
     for label in id2label.values():
-        if not isinstance(label, str) or len(label) > MAX_LABEL or _NO_TEXT.search(label):
+        if not isinstance(label, str) or len(label) > MAX_LABEL or _UNPRINTABLE.search(label):
             reason = f"at most {MAX_LABEL} characters, without control characters and halves of surrogate pairs"
             raise ConfigError(f"id2label has {reprlib.repr(label)}; a label is a string of {reason}: correct it")

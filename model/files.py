@@ -25,8 +25,8 @@ _REMEDIES = {
 
 
 def system_remedy(error: Exception) -> str:
-    """`; ` and the remedy for an error of the operating system; "" if its text says enough. Errors of Rust libraries
-    have the number only in their text."""
+    """The remedy for an error of the operating system, after `; `; "" if none is known. Errors of Rust libraries have
+    the number only in their text."""
     written = re.search(r"\(os error (\d+)\)", str(error))
     code = int(written[1]) if written else getattr(error, "errno", None)
     return f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
@@ -45,12 +45,12 @@ def file_names(directory: Path) -> set[str]:
             raise CheckpointError(directory, _unreadable(error)) from None
         advice = "to download a model, run: hf download OWNER/NAME --local-dir DIRECTORY"
         if isinstance(error, NotADirectoryError):
-            advice = "give that of the model, which has config.json"
+            advice = "give the directory of the model, which has config.json"
         raise CheckpointError(directory, f"is not a directory; {advice}") from None
 
 
 def check_readable(file: Path) -> None:
-    """Raise CheckpointError if a file is missing, cannot be read, or only names the place of its content."""
+    """Raise CheckpointError if a file is missing, cannot be read, or is a Git LFS pointer."""
     try:
         with file.open("rb") as stream:
             start = stream.read(32)

@@ -196,8 +196,8 @@ class PackedBatch:
     def pad_to_bucket(self) -> PackedBatch:
         """Round the numbers of tokens and of output positions up with rows that belong to no sequence.
 
-        oneDNN compiles a kernel for each number of rows; buckets let batches share kernels. Only
-        attention for inference on a CPU takes rows of no sequence.
+        oneDNN compiles a kernel for each number of rows; buckets let batches share kernels. Attention accepts rows of
+        no sequence only on a CPU.
         """
         missing = round_up_to_bucket(self.total_tokens) - self.total_tokens
         outputs = self.outputs

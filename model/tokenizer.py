@@ -304,7 +304,7 @@ class Tokenizer:
         return 0 if self._words is None else self._words.work
 
     def is_quick(self, text: str) -> bool:
-        """Whether `encode` without spans looks the words of a text up, and that takes at most 3 ms."""
+        """Whether `encode` without spans looks up the words of a text, in at most 3 ms."""
         return self._words is not None and "[" not in text and self._words.is_quick(text)
 
     def _encode_ends(

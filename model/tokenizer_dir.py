@@ -128,7 +128,7 @@ def vocab_file(path: Path) -> Path:
         return path
     found = [path / name for name in ("tokenizer.json", "vocab.txt") if name in file_names(path)]
     if not found:
-        raise CheckpointError(path, "has neither tokenizer.json nor vocab.txt; copy one from where the model is from")
+        raise CheckpointError(path, "has neither tokenizer.json nor vocab.txt; copy one from where you got the model")
     return found[0]
 
 
@@ -176,7 +176,7 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
     if not has_types:
         add_special_tokens(rust)  # checks the template that is replaced here
         rust.post_processor = _template(rust.get_vocab(), second_type=0)
-    if token := next((token for token in rust.get_vocab() if len(token) > _LONGEST), None):  # answers repeat it
+    if token := next((token for token in rust.get_vocab() if len(token) > _LONGEST), None):  # responses repeat it
         raise CheckpointError(vocabulary, f"has a token of {len(token)} characters, at most {_LONGEST} are supported")
     return rust
 
@@ -252,7 +252,7 @@ def _check_same(rust: RustTokenizer, recorded: Mapping[Path, Mapping[int, AddedT
         for i, token in tokens.items():
             if repr(made.get(i)) != repr(token):
                 others = " and ".join(other.name for other in recorded if other != file)
-                raise CheckpointError(file, f"the id {i} is {token!r} here, but {made.get(i)!r} by {others}")
+                raise CheckpointError(file, f"the id {i} is {token!r} here, but {made.get(i)!r} in {others}")
 
 
 def _special_tokens(file: Path, config: Mapping[str, Any]) -> dict[str, AddedToken]:

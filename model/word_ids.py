@@ -19,7 +19,7 @@ MAX_QUICK_CHARACTERS = 8192
 
 _MAX_WORD = 24
 """Longer words hardly recur, so they are not remembered."""
-_NEW_WORDS = 64
+_MAX_NEW_WORDS = 64
 """Number of new words that are remembered of a text that is not looked up by word."""
 
 _WORD = re.compile(r"[^ \t\n\r!-/:-@\[-`{-~]+|[!-/:-@\\-`{-~]|\[UNK\]|\[")
@@ -47,12 +47,12 @@ class WordIds(dict[str, bytes]):
         return b"".join(map(self.__getitem__, _WORD.findall(text)))
 
     def of_familiar_text(self, text: str) -> bytes | None:
-        """The ids of a text, end to end; None if that takes more than 3 ms, because it holds the interpreter lock, and
-        WordPiece on the text does not. Some of its new words are remembered for the next text."""
+        """The ids of a text, end to end; None if that takes more than 3 ms, because it holds the interpreter lock;
+        WordPiece on the whole text does not. Then some new words are remembered for the next text."""
         if self.is_quick(text):
             return self.of_text(text)
         if len(text) <= MAX_QUICK_CHARACTERS:
-            for word in self._new(text)[:_NEW_WORDS]:
+            for word in self._new_words(text)[:_MAX_NEW_WORDS]:
                 if len(word) <= _MAX_WORD:
                     self[word]
         return None
@@ -60,10 +60,10 @@ class WordIds(dict[str, bytes]):
     def is_quick(self, text: str) -> bool:
         """Whether the ids of a text take at most 3 ms, because it is short or has few new words."""
         if QUICK_CHARACTERS < len(text) <= MAX_QUICK_CHARACTERS:
-            return sum(map(work_of, self._new(text))) <= QUICK_WORK
+            return sum(map(work_of, self._new_words(text))) <= QUICK_WORK
         return len(text) <= QUICK_CHARACTERS
 
-    def _new(self, text: str) -> list[str]:
+    def _new_words(self, text: str) -> list[str]:
         """The words of a text that are not remembered."""
         return [word for word in _WORD.findall(text) if word not in self]
 

@@ -99,7 +99,7 @@ def _invariant_length(length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The rows of a bucket's sequences as cells, of which all its sequences have the same number."""
+    """A bucket's sequences, padded to the same number of cells; a cell is a row of the batch, or padding."""
 
     first: int
     last: int
@@ -128,7 +128,7 @@ class _Cells:
 
 
 def _cells(lengths: Sequence[int], buckets: Sequence[range], widths: Sequence[int]) -> list[_Cells]:
-    """Cells of each bucket. `widths`: cells of each of its sequences."""
+    """The cells of each bucket. `widths`: number of cells of each sequence, by bucket."""
     made, first = [], 0
     for bucket, width in zip(buckets, widths, strict=True):
         own = lengths[bucket.start : bucket.stop]

@@ -38,7 +38,7 @@ def attention_for(
     if keys.lengths is None or queries.lengths is None:
         return PaddedAttention(queries, keys)
     half = device.type == "cpu" and dtype.itemsize == 2
-    # Only serving (inference mode) chooses by time: figures and teachers' labels must be the same in each training.
+    # Only serving (inference mode) chooses by time: metrics and teachers' labels must be the same in each training.
     if device.type == "cpu" and (torch.is_grad_enabled() or (half and not torch.is_inference_mode_enabled())):
         return MatmulAttention(queries, keys)
     matmuls = None

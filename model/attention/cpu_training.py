@@ -28,16 +28,16 @@ class MatmulAttention(Attention):
         assert keys.lengths is not None
         self.queries = queries.lengths
         self.keys = keys.lengths
-        self._grids: dict[int, _CellLayout] = {}
+        self._layouts: dict[int, _CellLayout] = {}
 
     def self_attention(self, qkv: Tensor) -> Tensor:
         """(T, 3, N, D) -> (T, N, D)"""
-        grid = self._grid(qkv.shape[2], parts=3)
+        layout = self._layout(qkv.shape[2], parts=3)
         qkv, surplus = _cut(qkv, self.keys)
-        cells = gather_rows(_head_vectors(qkv), grid.key_source, grid.key_cell)
-        parts = cells.split([3 * bucket.key_cells for bucket in grid.buckets])
-        contexts = [b.attend(*part.chunk(3)) for b, part in zip(grid.buckets, parts, strict=True)]
-        out = gather_rows(_concatenate(contexts), grid.query_cell)
+        cells = gather_rows(_head_vectors(qkv), layout.key_source, layout.key_cell)
+        parts = cells.split([3 * bucket.key_cells for bucket in layout.buckets])
+        contexts = [b.attend(*part.chunk(3)) for b, part in zip(layout.buckets, parts, strict=True)]
+        out = gather_rows(_concatenate(contexts), layout.query_cell)
         return _append_zeros(out.unflatten(0, (qkv.shape[0], qkv.shape[2])), surplus)
 
     def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
@@ -46,27 +46,27 @@ class MatmulAttention(Attention):
         if not len(query):
             return _append_zeros(query, surplus)
         key_value, _ = _cut(key_value, self.keys)
-        grid = self._grid(query.shape[1], parts=2)
-        queries = gather_rows(_head_vectors(query), grid.query_source, grid.query_cell)
-        keys = gather_rows(_head_vectors(key_value), grid.key_source, grid.key_cell)
+        layout = self._layout(query.shape[1], parts=2)
+        queries = gather_rows(_head_vectors(query), layout.query_source, layout.query_cell)
+        keys = gather_rows(_head_vectors(key_value), layout.key_source, layout.key_cell)
         contexts = [
             bucket.attend(q, *kv.chunk(2))
             for bucket, q, kv in zip(
-                grid.buckets,
-                queries.split([bucket.query_cells for bucket in grid.buckets]),
-                keys.split([2 * bucket.key_cells for bucket in grid.buckets]),
+                layout.buckets,
+                queries.split([bucket.query_cells for bucket in layout.buckets]),
+                keys.split([2 * bucket.key_cells for bucket in layout.buckets]),
                 strict=True,
             )
         ]
-        out = gather_rows(_concatenate(contexts), grid.query_cell).unflatten(0, query.shape[:2])
+        out = gather_rows(_concatenate(contexts), layout.query_cell).unflatten(0, query.shape[:2])
         return _append_zeros(out, surplus)
 
-    def _grid(self, heads: int, parts: int) -> _CellLayout:
+    def _layout(self, heads: int, parts: int) -> _CellLayout:
         """The cells of the batch, built at the first call. `parts`: number of vectors side by side in a row: 3 for
         queries, keys and values, 2 for keys and values."""
-        if parts not in self._grids:
-            self._grids[parts] = _CellLayout.make(self.queries, self.keys, heads, parts)
-        return self._grids[parts]
+        if parts not in self._layouts:
+            self._layouts[parts] = _CellLayout.make(self.queries, self.keys, heads, parts)
+        return self._layouts[parts]
 
 
 MAX_BUCKET_TOKENS = 2048
@@ -123,11 +123,11 @@ class _CellLayout:
 
     buckets: list[_CellBucket]
     key_source: Tensor
-    """Packed vector that each cell of `parts` holds: (cells,)"""
+    """Packed vector that each cell holds: (cells,)"""
     key_cell: Tensor
     """Cell of each packed vector: (vectors,)"""
     query_source: Tensor
-    """Packed query that each query's cell holds: (query cells,)"""
+    """Packed query that each query cell holds: (query cells,)"""
     query_cell: Tensor
     """Cell of each packed query: (total_queries * heads,)"""
 
@@ -188,7 +188,7 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
 
 
 def _cut(rows: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, int]:
-    """The rows of sequences, and the number of rows after them."""
+    """The rows that belong to sequences, and the number of rows after them."""
     total = sum(lengths)
     return (rows, 0) if len(rows) == total else (rows[:total], len(rows) - total)
 

@@ -37,7 +37,7 @@ def find_chunk_sizes(
 ) -> dict[int, ChunkSizes] | None:
     """Numbers of rows whose products add their terms in the same order, for each number of threads.
 
-    If there are several such groups, the one with the lowest cost for any number of rows is taken.
+    If there are several such groups, the one with the lowest cost over all numbers of rows is taken.
 
     Args:
         multiply: rows (n, inner) -> (n, columns).

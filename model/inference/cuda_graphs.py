@@ -92,7 +92,7 @@ class GraphedEncoder:
             expected = self.compute(batch.to(self.device))
             # Rounding in 16 bits alone gives 0.02: with other numbers of rows, a graph has other kernels.
             if not (graph(batch) - expected).norm() < 0.1 * expected.norm():
-                raise RuntimeError(f"the graph of {graph.layout.tokens} tokens computes other numbers")
+                raise RuntimeError(f"the graph of {graph.layout.tokens} tokens computes another result")
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def warm_up_linear(encoder: BertEncoder, rows: int) -> None:
 
 @torch.inference_mode()
 def warm_up_attention(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
-    """Let oneDNN compile the kernels of attention for batches of up to `tokens`. Texts have at least `shortest`."""
+    """Let oneDNN compile the attention kernels for up to `tokens` tokens in texts of at least `shortest` tokens."""
     config, weight = encoder.config, encoder.embeddings.norm.weight
     heads = config.num_attention_heads
     dtype = weight.dtype

@@ -691,7 +691,7 @@ def test_checkpoint_error_names_a_missing_directory(path: str) -> None:
 
 
 def test_checkpoint_file_in_place_of_a_directory_is_an_error(directory: Path) -> None:
-    assert refusal(directory / "config.json").reason.startswith("is not a directory; give that of the model")
+    assert refusal(directory / "config.json").reason.startswith("is not a directory; give the directory of the model")
 
 
 @pytest.mark.parametrize("position", range(0, 400, 13))

@@ -467,12 +467,12 @@ REFUSED: dict[str, tuple[Files, str, str]] = {
     "an added id that is too large": (
         {"vocab.txt": VOCAB_TXT, "added_tokens.json": {"<x>": X + 3}},
         "added_tokens.json",
-        rf'the id {X + 3} is AddedToken\("<x>".* here, but None by vocab.txt',
+        rf'the id {X + 3} is AddedToken\("<x>".* here, but None in vocab.txt',
     ),
     "an added token of the vocabulary": (
         {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": {"added_tokens_decoder": {"7": special("hello")}}},
         "tokenizer_config.json",
-        r'the id 7 is AddedToken\("hello".* here, but None by vocab.txt',
+        r'the id 7 is AddedToken\("hello".* here, but None in vocab.txt',
     ),
     "fewer tokens than tokenizer.json": (
         {
@@ -480,7 +480,7 @@ REFUSED: dict[str, tuple[Files, str, str]] = {
             "tokenizer_config.json": {"added_tokens_decoder": {**SPECIALS, str(X): special("<y>")}},
         },
         "tokenizer.json",
-        rf'the id {X} is AddedToken\("<x>".* here, but AddedToken\("<y>".* by tokenizer_config.json',
+        rf'the id {X} is AddedToken\("<x>".* here, but AddedToken\("<y>".* in tokenizer_config.json',
     ),
     "other flags than tokenizer.json": (
         {
@@ -488,7 +488,7 @@ REFUSED: dict[str, tuple[Files, str, str]] = {
             "tokenizer_config.json": {"added_tokens_decoder": {**SPECIALS, "4": special("[MASK]", lstrip=True)}},
         },
         "tokenizer.json",
-        r"the id 4 is .*lstrip=False.* here, but .*lstrip=True.* by tokenizer_config.json",
+        r"the id 4 is .*lstrip=False.* here, but .*lstrip=True.* in tokenizer_config.json",
     ),
     "a setting of a wrong type": (
         {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": {"do_lower_case": "false"}},
