@@ -17,7 +17,7 @@ class ConnectionFailedError(BertServiceError):
 
 
 class ProblemError(BertServiceError):
-    """The service has refused a request or an input. So has the client, if it cannot send an input.
+    """The service refused a request or an input, or the client cannot send an input.
 
     Attributes:
         status: HTTP status; None for an input that was not sent.
@@ -72,8 +72,8 @@ class ProblemError(BertServiceError):
         }
 
     def at(self, index: int | None) -> ProblemError:
-        """A copy of the problem for an input at another index; None for an input that is not in a list. A problem that
-        need not be a single input's (`ended_process`) is unchanged."""
+        """A copy of the problem for an input at another index; None for an input that is not in a list. An
+        `ended_process` problem is unchanged, because another input may be its cause."""
         if self.ended_process:
             return self
         faults = self.errors or (FieldProblem(self.detail, ["inputs"]),)

@@ -9,15 +9,15 @@ from bert_client.wire import LabelPrediction, Mask
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint that the service has loaded, as `/info` tells."""
+    """A checkpoint that the service has loaded, as `/info` lists it."""
 
     name: str
     sha256: str | None
-    """SHA-256 of its weights; None if an older service does not tell."""
+    """SHA-256 of its weights; None from an older service."""
     labels: list[str] | None
     """Labels of a classifier; None for other models."""
     problem_type: str | None
-    """Problem type, such as `multi_label_classification`; None if the checkpoint does not tell."""
+    """Problem type, such as `multi_label_classification`; None if the checkpoint has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class LabelPrediction:
-    """A label and its score: a probability; the number, of a regression; a logit, if raw scores were asked for."""
+    """A label and its score: a probability, the number of a regression, or a logit if raw scores were requested."""
 
     label: str
     score: float
@@ -61,4 +61,4 @@ class FieldProblem:
 
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-"""Ids of a caller that the service keeps, because they are harmless in headers and logs."""
+"""Request ids that the service takes from a caller, because they are harmless in headers and logs."""

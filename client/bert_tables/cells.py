@@ -54,7 +54,7 @@ def cell_label(value: Any, name: str) -> str | None:
 
 def cell_text(value: Any) -> str | None:
     """A cell as a text; empty if it is missing, and None if it is not text, such as a number. The elements of a list
-    are tokens, which blanks join, or else paragraphs: some element has a blank.
+    are joined by line ends (paragraphs) if one of them has a blank, else by blanks (tokens).
 
     >>> [cell_text(cell) for cell in ("good", ["a", "good", "film"], ["One text.", "Two."], None, 5)]
     ['good', 'a good film', 'One text.\\nTwo.', '', None]

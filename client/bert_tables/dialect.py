@@ -18,7 +18,7 @@ LINE = "text"
 
 DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 """Delimiters that can be detected, and their names."""
-_ESCAPE = re.compile(r"\\(t|x[\da-fA-F]{2}|u[\da-fA-F]{4}|[0-3]?[0-7]{1,2})")
+_ESCAPE_SEQUENCE = re.compile(r"\\(t|x[\da-fA-F]{2}|u[\da-fA-F]{4}|[0-3]?[0-7]{1,2})")
 """A character as programming languages write it, because a shell passes `'\\t'` as two characters."""
 
 
@@ -49,7 +49,7 @@ class Dialect:
 
     def __post_init__(self) -> None:
         spelled = "\\t" if self.delimiter == "tab" else self.delimiter or ""
-        if _ESCAPE.fullmatch(spelled):
+        if _ESCAPE_SEQUENCE.fullmatch(spelled):
             object.__setattr__(self, "delimiter", spelled.encode().decode("unicode_escape"))
         quote = '"' if self.quote is None else self.quote or None
         given = {"delimiter": self.delimiter, "quote": quote, "escape": self.escape}

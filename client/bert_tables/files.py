@@ -28,7 +28,7 @@ READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 MAX_LINE = 2**27
 """Maximum characters of a line, so that a small compressed file does not fill the memory."""
 _MAX_LAYERS = 3
-_MIXED_FILE = 0.1
+_MIN_UTF8_SHARE = 0.1
 """Minimum share of valid UTF-8 among the lines with other characters than ASCII. Below it, these lines are valid by
 chance: in GBK or KOI8-R, one word can be."""
 
@@ -91,7 +91,7 @@ class File:
 
     @property
     def start(self) -> bytes:
-        """The first bytes. If they begin with a byte order mark, they are in UTF-8 and without it."""
+        """The first bytes. If they begin with a byte order mark, it is removed, and the rest is converted to UTF-8."""
         marked = self.marked_encoding
         return self.head.decode(marked, "replace").encode() if marked else self.head
 
@@ -185,7 +185,7 @@ def _may_be_mixed(head: bytes, encoding: str) -> bool:
         return False
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # the last bytes may be half a character
     valid = [_is_unicode(line) for line in decoder.decode(head).splitlines() if not line.isascii()]
-    return sum(valid) >= _MIXED_FILE * len(valid)
+    return sum(valid) >= _MIN_UTF8_SHARE * len(valid)
 
 
 def _is_unicode(line: str) -> bool:

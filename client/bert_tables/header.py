@@ -32,8 +32,8 @@ def doubt_of_header(found: Sequence[Record], columns: Set[str]) -> tuple[str | N
 
 def _doubt_of_title(found: Sequence[Record], columns: Set[str]) -> str | None:
     """A message if a table's first row looks like a line above its header: it has another number of cells than most
-    rows after it, or half of its cells are empty. A first row that has the columns to read is the header. Without any,
-    `LINE` is likely.
+    rows after it, or half of its cells are empty. A first row that has the columns to read is the header. If these
+    are unknown, the column is taken to be `LINE`.
     """
     rows = [record for record in found if record.fault is None and any(map(str.strip, record.cells))]
     if len(rows) < 3 or {*rows[0].cells} >= (columns or {LINE}):

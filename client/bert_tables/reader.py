@@ -72,7 +72,7 @@ class Row:
     fault: str | None = None
     """The reason why the cells must not be used."""
     cell_faults: tuple[tuple[str, str], ...] = ()
-    """Columns whose cell must not be used, each with the reason. A reader of other columns needs not care."""
+    """Columns whose cell must not be used, each with the reason. Other columns can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Table:
     """Whether the file begins with a byte order mark."""
 
     def rows_for(self, columns: Collection[str]) -> Iterator[Row]:
-        """The rows, with the faults of these columns' cells as faults of the row. A cell of another column decides
-        nothing: the first fault of each such column is a warning."""
+        """The rows, with the faults of these columns' cells as faults of the row. In other columns, only the first
+        fault of each column becomes a warning."""
         noted: set[str] = set()
         for row in self.rows:
             fault = row.fault

@@ -162,9 +162,9 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
         writer = RowWriter(delimiter, (*columns, *added) if columns else ())
         inputs = table.rows_for(read)
 
-        def written(cells: dict[str, Any], new: dict[str, Any]) -> str:
+        def line_of(cells: dict[str, Any], new: dict[str, Any]) -> str:
             answer = new_columns.cells(new)
-            if new["error"] is not None:  # its own cells may have the names of the answers
+            if new["error"] is not None:  # such a row keeps its own cells under the new names
                 answer |= cells | {error_column: new["error"]}
             return writer.row(cells | answer)
 
@@ -182,7 +182,7 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
             checked = (check_row(row, read, added, one_is_enough=job.takes_half_pairs) for row in inputs)
             ahead = read_ahead(checked, output.flush)
             for row, new in answer_rows(ahead, read, ask, one_is_enough=job.takes_half_pairs):
-                output.add(row.cells, written(row.cells, new), failed=new["error"] is not None)
+                output.add(row.cells, line_of(row.cells, new), failed=new["error"] is not None)
                 texts = [(column, row.cells.get(column)) for column in read]
                 progress.count(new["error"], texts, is_unknown=new.get("unknown_tokens", 0) > 0)
                 progress.warn(table.warnings)
@@ -196,7 +196,7 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
 
             def revised_line(cells: dict[str, Any]) -> str | None:
                 new = resender.new_cells(cells) if cells.get(error_column) == PROCESS_ENDED else None
-                return None if new is None else written(cells, new)
+                return None if new is None else line_of(cells, new)
 
             output.revise(delimiter, PROCESS_ENDED, revised_line)
             resender.summarize()
@@ -298,14 +298,14 @@ def read_ahead(rows: Iterable[Row], answered: Callable[[], object] = lambda: Non
         queue.put(end)
 
     Thread(target=read, name="bert-reader", daemon=True).start()
-    patience = None  # in seconds; None while no row waits, because there is nothing to send
+    timeout = None  # in seconds; None while no row waits, because there is nothing to send
     try:
         while True:
             start = monotonic()
             try:
-                row = queue.get(timeout=patience)
+                row = queue.get(timeout=timeout)
             except Empty:
-                patience = None
+                timeout = None
                 yield None
                 answered()
                 continue
@@ -313,7 +313,7 @@ def read_ahead(rows: Iterable[Row], answered: Callable[[], object] = lambda: Non
                 raise row
             if row is None:
                 return
-            patience = MAX_WAIT_SECONDS if patience is None else max(patience - (monotonic() - start), 0)
+            timeout = MAX_WAIT_SECONDS if timeout is None else max(timeout - (monotonic() - start), 0)
             yield row
     finally:
         closed.set()

@@ -280,7 +280,7 @@ def _job(given: argparse.Namespace, source: str, target: str) -> file_job.FileJo
         raise ValueError(f"the output is the file that is read ({source}): write to another one")
     target_format = _target_format(given, source, target)
     pair_column = getattr(given, "pair_column", None)
-    all_labels = getattr(given, "all_labels", None) or None  # notes of older versions lack it
+    all_labels = getattr(given, "all_labels", None) or None  # a partial file's note of an older version lacks it
     new_columns = file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS
     options = {"targets": getattr(given, "targets", None), "truncate": given.truncate, "all_labels": all_labels}
     return file_job.FileJob(

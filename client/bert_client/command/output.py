@@ -28,7 +28,7 @@ FORMATS = ("csv", "tsv", "jsonl")
 RevisedLine = Callable[[dict[str, Any]], str | None]
 """Makes the new line of a row from its cells, or None to keep the old one."""
 SAVE_SECONDS = 2.0
-"""Maximum time whose answers a killed job loses."""
+"""Maximum age of answers that a killed job loses."""
 SAVE_CHARACTERS = 2**20
 """Lines with more characters are saved at once, to bound memory."""
 
@@ -42,7 +42,7 @@ _ERRORS = "backslashreplace"
 
 
 def printable(text: str) -> str:
-    """The text with control characters as JSON's escapes, because a service could send those of the terminal."""
+    """The text with control characters as JSON's escapes, because a service could control the terminal with them."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -174,7 +174,7 @@ class PartialFile:
     count. So a kill at any moment leaves whole rows.
 
     Args:
-        options: Options of the command; with others, it does not add to the file.
+        options: Options of the command. A run with other options does not add to the file.
         resume: Whether to add to the rows of an earlier run, or to replace them.
 
     Raises:
@@ -217,7 +217,7 @@ class PartialFile:
         if not rows:
             return expected
         if self._path.stat().st_size < size:
-            raise self._stale("is shorter than its note tells")
+            raise self._stale("is shorter than its note says")
         for key, value in expected["options"].items():
             if options.get(key) != value:
                 change = f"{key} ({options.get(key)!r}, now {value!r})"
@@ -245,7 +245,7 @@ class PartialFile:
         self._header = header.encode("utf-8", _ERRORS)
         is_same = note.setdefault("added", list(added)) == list(added)
         if self.rows and not (is_same and self._beginning(len(self._header)) == self._header):
-            raise self._stale("has other columns than this command writes, which the first rows of the input tell")
+            raise self._stale("has other columns than this command writes after reading the first rows of the input")
         for given in itertools.islice(inputs, self.rows):
             _update(inputs_hash, given)
         if self.rows and inputs_hash.hexdigest() != note["inputs"]:
@@ -401,7 +401,7 @@ def open_output(
         yield Stream(sys.stdout)
         return
     path = Path(name)
-    is_descriptor = re.match(r"/dev/(stderr$|fd/)|/proc/[^/]+/fd/", name)  # to which a shell may append a file
+    is_descriptor = re.match(r"/dev/(stderr$|fd/)|/proc/[^/]+/fd/", name)  # a shell may have redirected it to a file
     if is_descriptor or (path.exists() and not path.is_file()):
         with path.open("a", encoding="utf-8", errors=_ERRORS, newline="") as stream:
             yield Stream(stream)

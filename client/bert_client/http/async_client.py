@@ -216,7 +216,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncClient, Callable[[float], Awaitable[
     classify, classify_stream = sentiment, sentiment_stream
 
     async def model(self, task: str) -> Model | None:
-        """The model that answers a task, such as `fill-mask`; None if the service does not tell."""
+        """The model that answers a task, such as `fill-mask`; None if `/info` does not list it."""
         return await self._run(self._exchange.model(task))
 
     async def _answer(self, call: Call[T], inputs: Any) -> Any:

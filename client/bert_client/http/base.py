@@ -32,7 +32,7 @@ class BaseClient(Generic[Http, Sleep]):
     """The options and connections of a client."""
 
     _here: Callable[[], Any]
-    """Returns the process or the event loop, because its connections cannot be used in another."""
+    """Returns the id of the process, or the event loop: connections cannot be used in another."""
     _connect: Callable[[], Http]
     """Opens new connections."""
 
@@ -53,10 +53,10 @@ class BaseClient(Generic[Http, Sleep]):
             base_url: Address of the service, `http://` or `https://`. A proxy is used if the environment names one, but
                 never for a loopback address.
             api_key: Sent as `Authorization: Bearer …`.
-            timeout: Seconds for one request, which the service is told. The client gives up after as much time without
-                a byte, so a response that arrives slowly may take longer.
+            timeout: Seconds for one request, also sent to the service. The client gives up after about as much time
+                without a byte, so a response that arrives slowly may take longer.
             concurrency: Requests that are sent at once for one list or stream.
-            retry: How long requests that were refused or failed are repeated.
+            retry: How often and how long refused or failed requests are repeated.
             http: An httpx client of yours, which sends the requests with its own headers, certificates, proxies and
                 event hooks. Only its timeout is replaced, and `close` leaves it open. Use it in the process and the
                 event loop that made it: its connections must not be used after a fork, and it cannot be pickled.

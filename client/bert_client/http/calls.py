@@ -76,7 +76,7 @@ class Call(Generic[Result_co]):
             count: Number of inputs of the request.
 
         Raises:
-            ValueError, KeyError, TypeError: the response has not the form of the service's, or not `count` results.
+            ValueError, KeyError, TypeError: the response is not the service's, or does not have `count` results.
         """
         body = response.json()
         results = [self.read(result, body["model"]) for result in body["results"]]
@@ -216,7 +216,7 @@ HIDDEN_INFO = ServiceInfo(RequestLimits(inputs=32, body_bytes=64 * 1024, tokens=
 class Chunker:
     """Cuts a stream of inputs into chunks within the limits. An input that exceeds a limit by itself is a chunk.
 
-    A None among the chunks means that all before it are to be answered before the next.
+    A None among the chunks means that all before it must be answered before the next is sent.
     """
 
     def __init__(self, parameters: bytes) -> None:

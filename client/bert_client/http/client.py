@@ -221,7 +221,7 @@ class BertClient(BaseClient[httpx.Client, Callable[[float], object]]):
     classify, classify_stream = sentiment, sentiment_stream
 
     def model(self, task: str) -> Model | None:
-        """The model that answers a task, such as `fill-mask`; None if the service does not tell."""
+        """The model that answers a task, such as `fill-mask`; None if `/info` does not list it."""
         return self._run(self._exchange.model(task))
 
     def _answer(self, call: Call[T], inputs: Any) -> Any:

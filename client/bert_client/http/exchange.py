@@ -43,7 +43,7 @@ _MAYBE_OF_AN_INPUT = (UnexpectedAnswerError, NoResponseError)
 _STATUSES_OF_AN_INPUT = frozenset({400, 413, 504})
 """Statuses that one input may cause: it cannot be read, is too large, or takes too long."""
 _INFO = "/info"
-_UNEXPECTED_ANSWERS = 3
+_MIN_UNEXPECTED_ANSWERS = 3
 """Number of unexpected answers after which the inputs of a request may be the cause."""
 _PROBLEM_TYPE = "urn:bert-service:problem:"
 _UNEXPECTED = "unexpected_answer"
@@ -68,7 +68,7 @@ class Send:
     request_id: str | None = None
     can_be_halved: bool = False
     """Whether it has several inputs. If it is too slow, it is repeated only if it has one."""
-    unexpected_answers: int = _UNEXPECTED_ANSWERS
+    unexpected_answers: int = _MIN_UNEXPECTED_ANSWERS
     """Number of unexpected answers after which its inputs may be the cause."""
 
 
@@ -100,7 +100,7 @@ Flow = Generator[Send | Wait, Any, T]
 
 @dataclass(slots=True)
 class Exchange:
-    """Makes the flows of a client, and keeps what `/info` tells between them."""
+    """Makes the flows of a client, and keeps the contents of `/info` between them."""
 
     policy: RetryPolicy
     clock: Callable[[], float]
@@ -118,7 +118,7 @@ class Exchange:
     """Time of the clock at which `/info` is read again."""
 
     def model(self, task: str) -> Flow[Model | None]:
-        """The model that answers a task; None if the service does not tell. Waits while the models are loaded."""
+        """The model that answers a task; None if `/info` does not list it. Waits while the models are loaded."""
         start = self.clock()
         info = yield from self.service_info()
         while not (info.models or info.is_ready) and self.clock() - start < self.policy.deadline:
@@ -149,8 +149,8 @@ class Exchange:
             ConnectionFailedError: the service did not respond.
         """
         start = last_answer = self.clock()
-        # An input that is not in a list keeps no other waiting.
-        min_answers = self.policy.attempts if failures.limit == 1 else _UNEXPECTED_ANSWERS
+        # A single input keeps no others waiting, so it gets all attempts.
+        min_answers = self.policy.attempts if failures.limit == 1 else _MIN_UNEXPECTED_ANSWERS
         outcomes: dict[int, T | ProblemError] = {
             i: given.at(chunk.first + i) for i, given in enumerate(chunk.inputs) if isinstance(given, ProblemError)
         }
@@ -194,9 +194,9 @@ class Exchange:
     def _send_with_retries(self, send: Send, read: Read[T], start: float) -> Flow[T | ProblemError]:
         """Send until there is a result, or the policy allows no other attempt; `start` is a time of the clock.
 
-        A request that was too slow is repeated if it cannot be halved, or has a `Retry-After`. An unexpected answer is
-        retried like a failed connection. After a few of them, or of connections that broke after the request was sent,
-        the inputs may be the cause if the service is there.
+        A request that was too slow is repeated if it cannot be halved, or if the response has a `Retry-After`. An
+        unexpected answer is retried like a failed connection. After a few of them, or of connections that broke after
+        the request was sent, the inputs may be the cause if the service is there.
 
         Returns:
             The result that was read, or the problem that may be caused by the inputs.
@@ -220,7 +220,7 @@ class Exchange:
             if is_slow and send.can_be_halved and "retry-after" not in getattr(reply, "headers", ()):
                 pause = None
             is_last = pause is None or attempt >= send.unexpected_answers
-            is_suspect = not (is_slow or is_refusal) and (is_last or attempt >= _UNEXPECTED_ANSWERS)
+            is_suspect = not (is_slow or is_refusal) and (is_last or attempt >= _MIN_UNEXPECTED_ANSWERS)
             if isinstance(found, ProblemError) and is_suspect and (yield from self._is_there(send, found)) and is_last:
                 return found
             if pause is not None:
@@ -234,8 +234,8 @@ class Exchange:
     def _is_there(self, send: Send, answer: ProblemError | ConnectionFailedError) -> Flow[bool]:
         """Whether the service answers `/info`, or a gateway hides it.
 
-        The service is away if the answer to `/info` is a status from 500 on that is not the service's, or if `/info`
-        could be read before.
+        After an unexpected answer to `/info`, the service is away if the status is 500 or more, or if `/info` could be
+        read before.
 
         Raises:
             UnexpectedAnswerError: the request and `/info` are not found, so there is no service at the address.

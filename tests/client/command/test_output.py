@@ -340,7 +340,7 @@ def test_output_partial_file_of_another_program_is_left_alone(tmp_path: Path) ->
 def test_output_partial_file_that_lost_rows_is_an_error(tmp_path: Path) -> None:
     job(tmp_path / "out.csv", stop_after=2)
     (tmp_path / "out.csv.partial").write_text("text")
-    with pytest.raises(StalePartialFileError, match="is shorter than its note tells"):
+    with pytest.raises(StalePartialFileError, match="is shorter than its note says"):
         job(tmp_path / "out.csv")
     (tmp_path / "out.csv.partial").unlink()
     assert len(job(tmp_path / "out.csv")[0]) == 4
