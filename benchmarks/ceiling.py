@@ -1,8 +1,8 @@
 """The highest throughput of a device: `python -m benchmarks.ceiling`.
 
 Texts of equal length go through the service's own backend, in batches of growing size, with random weights. Beside it,
-the encoder alone computes the same batches, which are on the device already. On a GPU, captured CUDA graphs compute
-them too; then each batch is copied to the GPU every time, and large ones run without a graph. The share of the matmul
+the encoder alone computes the same batches, which are on the device already. On a GPU, a `GraphedEncoder` computes
+them too: it copies each batch to the GPU in each call, and runs large ones without a graph. The share of the matmul
 peak counts only necessary operations: in the last layer `[CLS]` only.
 """
 
@@ -82,9 +82,9 @@ def main() -> None:
     number = next(i for i, served in enumerate(backend.info.models.values()) if Head.LABELS in served.heads)
     peak = matmul_peak(device, dtype, 1.0)
     print(f"{options.preset}, texts of {length} tokens, {dtype} on {device}; peak {peak / 1e12:.1f} TFLOP/s")
-    heads = ["batch", "texts/s served", "of peak", "encoder alone, texts/s", "of peak"]
-    heads += ["by graphs, texts/s", "of peak"] if graphed else []
-    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    titles = ["batch", "texts/s served", "of peak", "encoder alone, texts/s", "of peak"]
+    titles += ["by graphs, texts/s", "of peak"] if graphed else []
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     ids = [list(backend.info.models.values())[number].tokenizer.cls_id] * length
     encoding = Encoding(array("i", ids), length, [], truncated=False)
     for tokens in options.tokens:

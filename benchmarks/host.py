@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--beside", type=Path, help="folder of another checkout, measured in turns")
     parser.add_argument("--checkpoints", type=Path, help="folder with pretrained/ and sentiment/")
-    parser.add_argument("--computes", action="store_true", help="the network is computed")
+    parser.add_argument("--computes", action="store_true", help="compute the forward pass")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=4, help="of one measurement")
     parser.add_argument("--dtype", default="float32")

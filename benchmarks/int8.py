@@ -1,8 +1,8 @@
 """The loss of accuracy in int8: `python -m benchmarks.int8 --data <folder>`.
 
-The same networks are compared in float32 and in int8. The shipped ones run on labelled test data: accuracy
-and the first word of fill-mask. For a random network of 12 layers of 768 with outlier channels, it is the error of its
-logits.
+Each network runs in float32 and in int8. The shipped ones run on labelled test data, and their accuracy and first words
+of fill-mask are compared. For a random network of 12 layers of 768 with outlier channels, the error of its logits is
+computed.
 """
 
 from __future__ import annotations

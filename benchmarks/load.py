@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from benchmarks import texts
 
 Answered = Callable[["Connection", float, str], None]
-PATIENCE = 30.0
+RESPONSE_TIMEOUT = 30.0
 """Seconds after the end within which requests that were sent in time may be answered."""
 
 
@@ -129,7 +129,7 @@ class _Run:
     idle: deque[Connection] = field(default_factory=deque)
     backlog: deque[float] = field(default_factory=deque)
     """Open loop: intended times of requests that wait for a free connection."""
-    on_way: int = 0
+    pending: int = 0
     """Requests in flight, and connections being made again."""
     failures: int = 0
     replacing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -143,18 +143,18 @@ class _Run:
         return connection
 
     def ask(self, connection: Connection, intended: float) -> None:
-        self.on_way += 1
+        self.pending += 1
         connection.send(self._next(), intended)
 
     def answered(self, connection: Connection, intended: float, status: str) -> None:
         now = time.perf_counter()
-        self.on_way -= 1
+        self.pending -= 1
         if self.start <= intended < self.end:
             self.statuses[status] += 1
             if status == "200":
                 self.latencies.append(now - intended)
         if connection.is_closed:
-            self.on_way += 1
+            self.pending += 1
             self.replacing.add(asyncio.get_running_loop().create_task(self._replace()))
         else:
             self.free(connection)
@@ -174,15 +174,15 @@ class _Run:
         except OSError:
             self.statuses["refused"] += 1
         finally:
-            self.on_way -= 1
+            self.pending -= 1
 
     async def finish(self) -> None:
         """Wait for requests in flight; those that stay unanswered are errors."""
-        last = self.end + PATIENCE
-        while (self.on_way or self.backlog) and time.perf_counter() < last:  # noqa: ASYNC110 (a few times, after the end)
+        last = self.end + RESPONSE_TIMEOUT
+        while (self.pending or self.backlog) and time.perf_counter() < last:  # noqa: ASYNC110 (a few times, after the end)
             await asyncio.sleep(0.02)
-        if self.on_way or self.backlog:
-            self.statuses["unanswered"] += self.on_way + len(self.backlog)
+        if self.pending or self.backlog:
+            self.statuses["unanswered"] += self.pending + len(self.backlog)
         for connection in self.idle:
             if connection.transport is not None:
                 connection.transport.close()

@@ -1,7 +1,7 @@
 """CPU time of pretraining batches: `python -m benchmarks.loader`; `--beside FOLDER` alternates with another checkout.
 
 One process makes the batches of one pass over prepared text, collation included, on one core. Tokens are those of
-examples, without padding. Figures of two runs do not compare: other work on the machine slows the memory.
+examples, without padding. Do not compare figures of two runs: other work on the machine slows the memory.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def measure_tree(tree: Path, source: Path) -> dict[int, dict[str, float]]:
 
 
 def table(trees: Sequence[Path], found: dict[tuple[int, str], list[list[float]]]) -> str:
-    """The medians of each tree, and of the ratios to the second."""
-    heads = ["tokens a batch", "figure", *(tree.name for tree in trees), *(["ratio"] if trees[1:] else [])]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    """The median of each tree, and the median ratio of the first to the second."""
+    titles = ["tokens a batch", "figure", *(tree.name for tree in trees), *(["ratio"] if trees[1:] else [])]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for (tokens, name), rounds in found.items():
         digits = 3 if name.startswith("share") else 1
         cells = [f"{median(column):,.{digits}f}" for column in zip(*rounds, strict=True)]

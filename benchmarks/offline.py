@@ -260,7 +260,7 @@ def contestants(
     return made, left_out
 
 
-class Crew:
+class ScorerProcesses:
     """Processes that score together, each a share of the texts with a share of the threads."""
 
     def __init__(self, processes: int, threads: int, *arguments: Any) -> None:
@@ -346,8 +346,8 @@ def main() -> None:
     directories = checkpoints.directories(options.checkpoints)
     threads = max(1, torch.get_num_threads() // options.processes)
     with tempfile.TemporaryDirectory() as folder:
-        crew = Crew(options.processes, threads, directories, options.dtypes, Path(folder))
-        speeds, differences = take_turns(fastest_batches(crew.scorers, given), given, options.rounds)
+        processes = ScorerProcesses(options.processes, threads, directories, options.dtypes, Path(folder))
+        speeds, differences = take_turns(fastest_batches(processes.scorers, given), given, options.rounds)
     rows = {}
     for (name, dtype, batch), own in speeds.items():
         faster = results.ratio(speeds["ours", dtype, 0], own)

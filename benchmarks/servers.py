@@ -20,7 +20,7 @@ from typing import IO
 
 ROOT = Path(__file__).parents[1]
 INFINITY = ROOT / "benchmarks" / "peers" / ".venv" / "bin" / "infinity_emb"
-_PATIENCE = 180  # seconds until a server answers
+_START_TIMEOUT = 180  # seconds until a server must answer
 
 Body = Callable[[Sequence[str]], dict[str, object]]
 
@@ -70,12 +70,12 @@ class Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _START_TIMEOUT
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > until:
-                said = self._said()
+                output = self._output_end()
                 self.stop()
-                raise RuntimeError(f"{self.name} does not answer: {said}")
+                raise RuntimeError(f"{self.name} does not answer: {output}")
             time.sleep(0.5)
 
     def freeze(self) -> None:
@@ -114,7 +114,7 @@ class Server:
         except (urllib.error.URLError, OSError):
             return False
 
-    def _said(self) -> str:
+    def _output_end(self) -> str:
         assert self.output is not None
         self.output.seek(0)
         return self.output.read()[-2000:].decode(errors="replace")

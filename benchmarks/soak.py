@@ -1,8 +1,8 @@
 """A long run with valid, invalid and abandoned requests: `python -m benchmarks.soak --minutes 30`.
 
 A closed loop measures the capacity; then requests are sent at random times at 70% of it (`--load`). One in a hundred
-(`--share`) is garbage. As many callers hang up before the response. The exit status is 1 if a status is not 200, 400 or
-422, if a request is left in the queue, or if memory grows by more than 5%.
+(`--share`) is garbage, and as many callers hang up before the response. The exit status is 1 if a status is not 200,
+400 or 422, if a request is left in the queue, or if memory grows by more than 5%.
 """
 
 from __future__ import annotations

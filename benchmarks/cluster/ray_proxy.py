@@ -1,7 +1,7 @@
 """The cost of Ray Serve's proxies: `.venv-cluster/bin/python -m benchmarks.cluster.ray_proxy --rounds 2`.
 
-`bert-serve` is measured, and one replica of the same service behind Ray's Python proxy and behind its HAProxy. They run
-one after the other on the same cores, which wrk shares with them.
+The contestants are `bert-serve`, and one replica of the same service behind Ray's Python proxy or behind its HAProxy.
+They run one after the other on the same cores, which wrk shares with them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import httpx
 
 from benchmarks import wrk
 
-PATIENCE = 180.0
-"""Seconds within which a server must be ready."""
+TIMEOUT = 180.0
+"""Seconds within which a server must be ready, and must end."""
 SENTENCE = "A film that is as long as it is good, and far better than the book that it was made from, they said."
 CONTESTANTS = ("bert-serve", "Ray, HAProxy", "Ray, Python proxy")
 
@@ -57,7 +57,7 @@ def running(contestant: str) -> Iterator[str]:
     process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
     url = f"http://127.0.0.1:{port}/sentiment"
     try:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while not _answers(url):
             if process.poll() is not None or time.monotonic() > end:
                 raise SystemExit(f"{contestant} does not answer")
@@ -68,7 +68,7 @@ def running(contestant: str) -> Iterator[str]:
         process.stdin.close()
         if contestant == "bert-serve":
             process.terminate()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
 
 
 def _answers(url: str) -> bool:
