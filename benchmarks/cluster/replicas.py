@@ -1,10 +1,10 @@
 """Queueing of up to 100 replicas, simulated with measured service times: `python -m benchmarks.cluster.replicas`.
 
 A replica is the service on two cores. HTTP is one stage that takes a fixed time per request. Then two processes take
-batches from one queue, the next one the moment a process is free. A batch of t tokens takes LAUNCH + t / SPEED. The
-three constants are measured (docs/benchmarks.md, two cores of an AMD EPYC Zen 5). The output begins with the
-measurement at half load. The model has no load generator on the same cores, so its times are lower: read the ratios
-between its lines.
+batches from one queue, the next one the moment a process is free. A batch of t tokens takes
+LAUNCH_SECONDS + t / TOKENS_PER_SECOND. The constants are measured (experiments/LOG.md, a network of 4 layers of 256 on
+two cores of a Zen 5). The output begins with the measurement at half load. The model has no load generator on the same
+cores, so its times are lower: read the ratios between its lines.
 
 Requests arrive at random (Poisson). They are spread over the replicas at random (a Kubernetes Service), round robin
 (nginx), or to the shorter of two random queues (Ray Serve).
