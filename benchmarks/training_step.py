@@ -98,7 +98,7 @@ def bench(preset: str, length: int, batch: int, steps: int, device_name: str) ->
     device = choose_device(device_name)
     config = BertConfig.preset(preset, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     if batch < 1 or steps < 1:
-        raise RunError(f"{batch} examples and {steps} steps: bench needs at least one of each")
+        raise RunError(f"{batch} examples and {steps} steps: give at least one of each")
     positions = config.max_position_embeddings
     if not 8 <= length <= positions:
         raise RunError(f"examples of {length} tokens: {preset} takes 8 to {positions}")
@@ -197,7 +197,7 @@ def _theirs(config: BertConfig, batches: Sequence[Examples], device: torch.devic
     try:
         import transformers
     except ImportError as error:
-        raise RunError("bench compares with transformers: pip install transformers") from error
+        raise RunError("the comparison needs transformers: pip install transformers") from error
     values: dict[str, Any] = config.to_dict() | {"attn_implementation": "sdpa"}
     model: Any = transformers.BertForPreTraining(transformers.BertConfig(**values))
     model.to(device).train()

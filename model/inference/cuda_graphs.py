@@ -20,8 +20,8 @@ from model.packing import OutputPositions, PackedBatch, SequenceBounds
 logger = logging.getLogger(__name__)
 
 GRAPH_TOKENS = (32, 64, 128, 256, 544, 768, *(512 * texts + 32 for texts in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
-"""Tokens of each graph. Above 512 there are two sizes per octave, because there kernels rather than launches take the
-time, so padding is not free. They hold 1, 2, 3, 4, ... 32 texts of 512 tokens, and 32 tokens more for the dummy
+"""Tokens of each graph. Above 512 there are two sizes per octave, because kernels rather than launches take the time
+there, so padding is not free. All of these but 768 hold N texts of 512 tokens, and 32 tokens more for the dummy
 sequences. Larger batches run without a graph."""
 
 Replay = Callable[[], None]

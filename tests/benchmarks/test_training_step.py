@@ -44,7 +44,7 @@ def test_bench_random_text_has_whole_sentences_and_documents() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "2 examples and 0 steps: bench needs at least one of each"),
+        ({"steps": 0}, "2 examples and 0 steps: give at least one of each"),
         ({"batch": 0}, "0 examples and 1 steps"),
         ({"length": 4000}, "examples of 4000 tokens: tiny takes 8 to 512"),
         ({"length": 7}, "examples of 7 tokens"),

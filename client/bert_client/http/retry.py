@@ -43,7 +43,7 @@ def pause_before_retry(
     Args:
         attempt: Number of the attempt, from 1.
         elapsed: Seconds since the first attempt.
-        status: Status of the service's problem, which a gateway may have sent with another one. None for a response
+        status: Status in the service's problem; a gateway may have changed that of the response. None for a response
             that is retried with any status, as a failed connection is.
         jitter: A number in [0, 1), which spreads callers that failed together. The pause is between half and all of its
             length, and is added to the time that `Retry-After` asks for.
