@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import pickle
 import socket
 import threading
 import time
 from array import array
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +23,7 @@ from typing import Any
 from app.inference.contract import Part, Query
 from app.inference.frames import HEADER_BYTES, Batch, frame, write_batch
 from app.inference.process_main import _serve
+from app.inference.processes import _checked
 from app.inference.torch_backend import _packed
 from model import Encoding
 
@@ -39,14 +43,12 @@ class Device:
     def warm_up_alone(self) -> None:
         pass
 
-    def launch(self, batch: Batch) -> tuple[int, threading.Event]:
-        packed, _ = _packed(batch)
-        launched = packed.total_tokens, threading.Event()
-        self._batches.put(launched)
-        return len(batch.lengths), launched[1]
+    def launch(self, batch: Batch) -> Callable[[], bytes]:
+        done = threading.Event()
+        self._batches.put((_packed(batch)[0].total_tokens, done))
+        return partial(self._scores, len(batch.lengths), done)
 
-    def collect(self, launched: tuple[int, threading.Event]) -> bytes:
-        inputs, done = launched
+    def _scores(self, inputs: int, done: threading.Event) -> bytes:
         done.wait()
         return array("f", [0.5] * LABELS * inputs).tobytes()
 
@@ -77,7 +79,7 @@ def write(connection: socket.socket, length: int, tokens: int, batches: int, in_
 
 def _read(connection: socket.socket) -> Any:
     size = int.from_bytes(connection.recv(HEADER_BYTES, socket.MSG_WAITALL), "little")
-    return connection.recv(size, socket.MSG_WAITALL)
+    return _checked(pickle.loads(connection.recv(size, socket.MSG_WAITALL)))
 
 
 def main() -> None:
