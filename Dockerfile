@@ -64,7 +64,7 @@ RUN python3 -m pip --python /opt/venv/bin/python install --no-deps --target /opt
 
 # What is installed belongs to root, and the process is not root: it writes to volumes only.
 FROM base AS runtime
-LABEL org.opencontainers.image.version=0.3.0 \
+LABEL org.opencontainers.image.version=0.4.0 \
     org.opencontainers.image.licenses=MIT
 ENV PATH=/opt/bert/bin:/opt/venv/bin:$PATH \
     PYTHONPATH=/opt/bert \

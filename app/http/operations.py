@@ -23,7 +23,7 @@ router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"], dependencies=[Depends(check_metrics)])
 
 _INFO = {
-    "version": "0.3.0",
+    "version": "0.4.0",
     "status": "ready",
     "device": "cpu",
     "dtype": "float32",

@@ -386,7 +386,7 @@ def _get(path: str, endpoint: Any, summary: str, example: Any, *errors: int) -> 
     )
 
 
-_SERVER = {"name": "bert-service", "version": "0.3.0", "extensions": ["binary_tensor_data"]}
+_SERVER = {"name": "bert-service", "version": "0.4.0", "extensions": ["binary_tensor_data"]}
 
 
 def routes(tasks: Sequence[Task]) -> list[APIRoute]:
