@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+csv.field_size_limit(2**31 - 1)  # for the whole process; the default refuses cells over 128 KiB
+
 LINE = "text"
 """The name of the only column of plain lines, and of a table that has one column and no header."""
 
@@ -98,8 +100,7 @@ def detect(dialect: Dialect, default: str, beginning: Sequence[str]) -> tuple[Di
 
 
 def reader_options(dialect: Dialect) -> dict[str, Any]:
-    """The options of `csv.reader` for a complete dialect. Lifts the process's limit on the size of cells."""
-    csv.field_size_limit(2**31 - 1)  # the default refuses cells over 128 KiB
+    """The options of `csv.reader` for a complete dialect."""
     options = {"delimiter": dialect.delimiter, "quotechar": dialect.quote or None, "escapechar": dialect.escape}
     return options | {"quoting": csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE}
 
