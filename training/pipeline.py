@@ -185,8 +185,8 @@ class Pipeline:
         return bag_weight(self.ordered, texts, has_labels=has_labels)
 
     def _texts(self) -> Iterator[Stage]:
-        """The labelled text, then the bags of words that classifiers learn from. The number of texts decides whether
-        they do, so there is no bag before the labelled text is prepared."""
+        """The labelled text, then the bags of words that classifiers learn from. The number of texts decides whether a
+        classifier learns from a bag, so there is none before the labelled text is prepared."""
         if self.has_labels:
             yield self.labelled
         if self.has_labels and self.labelled.record is not None:

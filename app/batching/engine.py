@@ -124,7 +124,7 @@ class Engine:
     @contextmanager
     def tokenizing(self, characters: Sequence[int]) -> Iterator[None]:
         """Count a request as queued while a thread tokenizes it, given the characters of each input. A replaced engine
-        stays open meanwhile."""
+        is closed only after that."""
         tokens = list(map(self.admission.estimated_tokens, characters))
         self._tokenizing += 1
         self.admission.reserved_tokens += sum(tokens)
