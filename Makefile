@@ -23,7 +23,7 @@ serve: $(VENV)/.core  ## answer HTTP on port 8000; settings: BERT_... variables,
 	@exec $(BIN)/bert-serve $(ARGS)
 
 test: $(VENV)/.dev  ## the whole test suite; a part of it: ARGS="tests/model -k name"
-	@exec $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@exec $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-container: $(VENV)/.dev  ## build the image and run it; needs root, buildah and debootstrap (Debian packages)
 	@exec $(BIN)/python -m pytest -m container tests/container $(ARGS)

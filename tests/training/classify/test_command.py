@@ -303,12 +303,12 @@ def test_classify_trains_evaluates_exports_and_repeats(
 
 def test_classify_in_other_processes_makes_the_same_bytes(tmp_path: Path) -> None:
     """Some labels are wrong, so that the scores are calibrated too."""
-    rows = only(reviews(160), "body", "sentiment")
+    rows = only(reviews(100), "body", "sentiment")
     for row in rows[::5]:
         row["sentiment"] = "positive" if row["sentiment"] == "negative" else "negative"
     table = write_csv(tmp_path / "reviews.csv", rows)
     outputs = [tmp_path / "first" / "mine", tmp_path / "second" / "mine"]
-    settings = ("seed=3", "finetune.passes=1", "finetune.dev_fraction=0.3")
+    settings = ("seed=3", "finetune.passes=1", "finetune.dev_fraction=0.5")
     processes = [
         start("classify", str(table), "--output", str(output), *settings, environment=memory_layout(number))
         for number, output in enumerate(outputs, 1)

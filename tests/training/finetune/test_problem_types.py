@@ -20,7 +20,7 @@ from tests.training.texts import BLAME, OBJECTS, PRAISE, sentence
 from training.command import main
 
 SETTINGS = (
-    *("finetune.learning_rate=2e-3", "finetune.passes=40", "finetune.dev_fraction=0.1", "finetune.augment_fraction=0"),
+    *("finetune.learning_rate=1e-3", "finetune.passes=20", "finetune.dev_fraction=0.1", "finetune.augment_fraction=0"),
     *("model.hidden_size=64", "device=cpu"),
 )
 
