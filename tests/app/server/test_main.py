@@ -31,9 +31,9 @@ async def client(service: Process) -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
-async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> None:
-    """Half a megabyte is tokenized in a thread that leaves the interpreter to others."""
-    long = {"inputs": ["a film was good and great. " * 4000] * 5, "parameters": {"truncate": True}}
+async def test_short_texts_pass_slow_ones(client: httpx.AsyncClient) -> None:
+    """Long words, which take a second to tokenize, are tokenized in a thread that leaves the interpreter to others."""
+    long = {"inputs": [f"{'x' * 100} " * 96] * 8, "parameters": {"truncate": True}}
     slow = [asyncio.create_task(client.post("/sentiment", json=long)) for _ in range(2)]
     passed = 0
     while not all(task.done() for task in slow):
@@ -42,7 +42,7 @@ async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> Non
     answers = [await task for task in slow]
     assert [answer.status_code for answer in answers] == [200] * 2
     assert all(answer.json()["results"][0]["truncated"] for answer in answers)
-    assert passed > 3  # on however busy a machine
+    assert passed > 5  # 2 or 3 if they wait
 
 
 def resident_bytes(process: Process) -> int:
