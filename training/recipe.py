@@ -212,8 +212,6 @@ class ExamplesConfig(_Strict):
     """Share of tokens to predict, at the beginning of the run: 80% become `[MASK]`, 10% another token."""
     final_mask_fraction: PositiveShare | None = None
     """Share of tokens to predict at the end of the run, if different."""
-    single_fraction: Share = 0.0
-    """Share of examples of one segment, without a next-sentence label."""
     random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
     """Share of pairs whose second segment is from another document. Half of all pairs are true; the remaining false
     ones are from the same document."""

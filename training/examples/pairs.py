@@ -103,7 +103,7 @@ def sample_pairs(text: Text, config: ExamplesConfig, rng: np.random.Generator) -
     start = _starts(text, config, rng)
     document = np.searchsorted(bounds, start, side="right") - 1
     begin, end = bounds[document], bounds[document + 1]
-    single = (end - begin < 2) | (rng.random(len(start)) < config.single_fraction)
+    single = end - begin < 2
     lengths, of_sentences = _lengths(len(start), config, rng)
     budget = lengths - NUM_SPECIAL_TOKENS
 

@@ -115,7 +115,7 @@ def test_evaluation_masks_fifteen_percent_whatever_training_masks(
     model: BertForPreTraining, tokenizer: Tokenizer
 ) -> None:
     text = held_out(tokenizer)
-    other = ExamplesConfig(short_length=32, long_length=64, mask_fraction=0.4, random_fraction=0.5, single_fraction=0.5)
+    other = ExamplesConfig(short_length=32, long_length=64, mask_fraction=0.4, random_fraction=0.5)
     assert evaluate(model, tokenizer, text, config=other) == evaluate(model, tokenizer, text)
 
 
