@@ -85,7 +85,7 @@ def test_batches_never_label_the_dummy_sequence_or_spare_outputs(made: Made) -> 
 
 
 def test_batches_of_ordinary_text_are_95_percent_real_tokens(stream: PretrainingStream) -> None:
-    batches = make(stream, len(next(stream.windows())))[:-1]  # the last is as full as there are pairs
+    batches = make(stream, len(next(stream.windows())))[:-1]  # the last has the pairs that are left
     real = sum(int((batch.packed.input_ids != 0).sum()) for batch in batches)
     assert real > 0.95 * sum(batch.shape.tokens for batch in batches)
 
